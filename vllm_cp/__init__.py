@@ -1,0 +1,99 @@
+"""vllm-cp: typed access to the gRPC control plane of vLLM workers.
+
+    from vllm_cp import ControlClient
+
+    with ControlClient("worker-0:8001") as worker:
+        print(worker.server_info().total_kv_blocks)
+
+Names load when they are first used, so importing this package is cheap and does nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vllm_cp.aio import AsyncControlClient as AsyncControlClient
+    from vllm_cp.client import ControlClient as ControlClient
+    from vllm_cp.config import Connection as Connection
+    from vllm_cp.config import Retry as Retry
+    from vllm_cp.config import Tls as Tls
+    from vllm_cp.errors import ClientClosed as ClientClosed
+    from vllm_cp.errors import ConfigError as ConfigError
+    from vllm_cp.errors import ControlError as ControlError
+    from vllm_cp.errors import CredentialsRejected as CredentialsRejected
+    from vllm_cp.errors import EngineFailed as EngineFailed
+    from vllm_cp.errors import ForkedClient as ForkedClient
+    from vllm_cp.errors import InvalidArgument as InvalidArgument
+    from vllm_cp.errors import NotAdmitting as NotAdmitting
+    from vllm_cp.errors import NotFound as NotFound
+    from vllm_cp.errors import NotSupported as NotSupported
+    from vllm_cp.errors import OutOfTime as OutOfTime
+    from vllm_cp.errors import PreconditionFailed as PreconditionFailed
+    from vllm_cp.errors import RanksDisagree as RanksDisagree
+    from vllm_cp.errors import Refused as Refused
+    from vllm_cp.errors import TlsFailed as TlsFailed
+    from vllm_cp.errors import TooLarge as TooLarge
+    from vllm_cp.errors import WorkerUnreachable as WorkerUnreachable
+    from vllm_cp.models.generated import FinishReason as FinishReason
+    from vllm_cp.models.generated import Generated as Generated
+    from vllm_cp.models.health import HealthStatus as HealthStatus
+    from vllm_cp.models.kv_source import Address as Address
+    from vllm_cp.models.kv_source import KvEventSource as KvEventSource
+    from vllm_cp.models.lora import LoraAdapter as LoraAdapter
+    from vllm_cp.models.model import ModelInfo as ModelInfo
+    from vllm_cp.models.pause import PauseMode as PauseMode
+    from vllm_cp.models.rpc import RpcRecord as RpcRecord
+    from vllm_cp.models.server import Parallelism as Parallelism
+    from vllm_cp.models.server import RlCapabilities as RlCapabilities
+    from vllm_cp.models.server import ServerInfo as ServerInfo
+
+_HOMES = {
+    "vllm_cp.aio": ("AsyncControlClient",),
+    "vllm_cp.client": ("ControlClient",),
+    "vllm_cp.config": ("Connection", "Retry", "Tls"),
+    "vllm_cp.errors": (
+        "ClientClosed",
+        "ConfigError",
+        "ControlError",
+        "CredentialsRejected",
+        "EngineFailed",
+        "ForkedClient",
+        "InvalidArgument",
+        "NotAdmitting",
+        "NotFound",
+        "NotSupported",
+        "OutOfTime",
+        "PreconditionFailed",
+        "RanksDisagree",
+        "Refused",
+        "TlsFailed",
+        "TooLarge",
+        "WorkerUnreachable",
+    ),
+    "vllm_cp.models.generated": ("FinishReason", "Generated"),
+    "vllm_cp.models.health": ("HealthStatus",),
+    "vllm_cp.models.kv_source": ("Address", "KvEventSource"),
+    "vllm_cp.models.lora": ("LoraAdapter",),
+    "vllm_cp.models.model": ("ModelInfo",),
+    "vllm_cp.models.pause": ("PauseMode",),
+    "vllm_cp.models.rpc": ("RpcRecord",),
+    "vllm_cp.models.server": ("Parallelism", "RlCapabilities", "ServerInfo"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605  (a list; the linter does not see through sorted)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
