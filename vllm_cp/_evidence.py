@@ -1,0 +1,144 @@
+"""Observations, and how one becomes evidence. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vllm_cp._judge import Evidence, Mark, Rules
+from vllm_cp.models.health import HealthStatus
+from vllm_cp.models.probe import Answer, EngineHealth, EngineMetrics, RoundTrip
+
+__all__ = ["Observation", "new_instance", "take"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One thing that was seen, with its time. Every field left out says nothing; all left out, time passes."""
+
+    #: Monotonic seconds.
+    at: float
+    #: Unix seconds.
+    wall: float
+    #: Monotonic seconds when the question was asked to which this is the answer.
+    began: float | None = None
+    #: True: the control port answered, whatever it said. False: it refused, or the connection broke and a new one too.
+    contact: bool | None = None
+    health: HealthStatus | None = None
+    #: The health stream ended with status OK.
+    stream_ended: bool = False
+    #: From GetServerInfo.
+    instance_id: str | None = None
+    #: A round trip to the engines was asked for.
+    asked: bool = False
+    round_trip: RoundTrip | None = None
+    metrics: EngineMetrics | None = None
+    #: Whether canaries are sent to this worker at all.
+    canaries: bool | None = None
+    #: A generation of ours finished.
+    canary: bool = False
+    engines: tuple[EngineHealth, ...] | None = None
+    #: Whether discovery says that the worker is being deleted.
+    deleted: bool | None = None
+    #: The worker is no longer discovered.
+    removed: bool = False
+    #: What was said, for people.
+    detail: str = ""
+
+
+def take(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) -> Evidence:
+    """The evidence after one observation."""
+    evidence = _connection(evidence, seen, now)
+    evidence = _round_trip(evidence, seen, now)
+    if seen.metrics is not None:
+        evidence = _metrics(evidence, seen.metrics, now)
+    if seen.canaries is not None:
+        evidence = replace(evidence, canaries=seen.canaries)
+    if seen.canary:
+        evidence = replace(evidence, canary=now, generated=evidence.generated or now)
+    if seen.engines is not None:
+        evidence = replace(evidence, engines=seen.engines)
+    return _stopping(evidence, seen, now, rules)
+
+
+def _connection(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
+    if seen.contact:
+        evidence = replace(evidence, contact=now, broken=None, broken_detail="")
+    elif seen.contact is False:
+        # The question in flight died with the connection, and the server's word is old.
+        evidence = replace(
+            evidence,
+            broken=evidence.broken or now,
+            broken_detail=seen.detail,
+            health=None,
+            asked=None,
+            round_trip=None,
+            tokens_moved=None,
+            canary=None,
+            engines=(),
+            maintenance=None,
+        )
+    if seen.health is not None:
+        known = evidence.name_known or seen.health is not HealthStatus.SERVICE_UNKNOWN
+        evidence = replace(evidence, health=seen.health, name_known=known)
+        if seen.health is HealthStatus.SERVING:
+            evidence = replace(evidence, ended=None)
+    if seen.stream_ended and evidence.health is HealthStatus.NOT_SERVING:
+        evidence = replace(evidence, ended=now)
+    return evidence
+
+
+def _round_trip(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
+    if seen.asked and evidence.asked is None:
+        evidence = replace(evidence, asked=now)
+    trip = seen.round_trip
+    if trip is None:
+        return evidence
+    if trip.answer is Answer.LOST:
+        # Not an answer: the silence goes on from the first question.
+        return evidence
+    if trip.answer is Answer.UNSUPPORTED:
+        return replace(evidence, round_trips_unsupported=True, asked=None)
+    return replace(evidence, round_trip=trip, answered=now, asked=None, round_trips_unsupported=False)
+
+
+def _metrics(evidence: Evidence, page: EngineMetrics, now: Mark) -> Evidence:
+    tokens = page.generation_tokens
+    moved = tokens is not None and evidence.tokens is not None and tokens > evidence.tokens
+    generated = evidence.generated
+    if generated is None and (moved or (tokens is not None and tokens > 0)):
+        generated = now
+    busy = page.maintenance > 0
+    return replace(
+        evidence,
+        metrics=True,
+        tokens=tokens if tokens is not None else evidence.tokens,
+        tokens_moved=now if moved else evidence.tokens_moved,
+        generated=generated,
+        maintenance=(evidence.maintenance or now) if busy else None,
+    )
+
+
+def _stopping(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) -> Evidence:
+    if seen.deleted is not None:
+        evidence = replace(evidence, deleted=seen.deleted)
+    if seen.health is HealthStatus.SERVING:
+        return replace(evidence, draining=False)
+    if evidence.health is HealthStatus.SERVICE_UNKNOWN and evidence.name_known:
+        return replace(evidence, draining=True)
+    waiting = now.watched - evidence.ended.watched if evidence.ended else 0.0
+    if waiting > rules.drain_after_s and evidence.broken is None:
+        return replace(evidence, draining=True)
+    return evidence
+
+
+def new_instance(evidence: Evidence) -> Evidence:
+    """The evidence that outlives an instance: what was proved of the old one says nothing of the new one."""
+    return replace(
+        evidence,
+        generated=None,
+        canary=None,
+        tokens=None,
+        tokens_moved=None,
+        round_trips_unsupported=False,
+        engines=(),
+    )

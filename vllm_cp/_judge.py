@@ -1,0 +1,245 @@
+"""From evidence to a verdict: which rungs hold, and why the worker is not ready. Pure.
+
+Ages are in *watched* seconds: the time during which somebody was looking. A daemon that was stopped for a minute
+learned nothing in that minute, so nothing grows old in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_cp.errors import ConfigError
+from vllm_cp.models.health import HealthStatus
+from vllm_cp.models.ladder import Expect, Reason, Rung, Rungs, RungState
+from vllm_cp.models.probe import Answer, EngineHealth, EngineState, RoundTrip
+
+__all__ = ["Evidence", "Mark", "Rules", "judge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How evidence is judged. All times in seconds."""
+
+    #: A round trip that waits for longer than this refutes ``answering``; silence of the port refutes ``reachable``.
+    answer_within_s: float = 15.0
+    #: A fault's cause, and its end, are counted after this long: a planned stop looks like a death at first.
+    window_s: float = 5.0
+    #: How long weight updates and sleep operations may hold up the engines.
+    maintenance_s: float = 600.0
+    #: How often questions are asked; an answer may be that much older than the question that shows it missing.
+    interval_s: float = 5.0
+    #: A stream that ended in order, on a port that still accepts and does not answer for this long, is a drain.
+    drain_after_s: float = 2.0
+    #: The rung that makes a worker ready.
+    ready_rung: Rung = Rung.ADMITTING
+    expect: Expect = Expect.SERVING
+
+    def __post_init__(self) -> None:
+        for name in ("answer_within_s", "window_s", "maintenance_s", "drain_after_s", "interval_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment, on both clocks."""
+
+    #: Watched seconds.
+    watched: float
+    #: Unix seconds.
+    wall: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The newest evidence of each kind."""
+
+    #: The last answer of the control port, of whatever kind.
+    contact: Mark | None = None
+    #: The connection was refused or broke, and no answer came since.
+    broken: Mark | None = None
+    broken_detail: str = ""
+    health: HealthStatus | None = None
+    #: The health service once knew the name that is watched.
+    name_known: bool = False
+    #: The health stream ended in order after NOT_SERVING.
+    ended: Mark | None = None
+    #: A drain was recognised; holds until the worker serves again.
+    draining: bool = False
+    #: Discovery says that the worker is being deleted.
+    deleted: bool = False
+    #: The question now waiting for an answer.
+    asked: Mark | None = None
+    answered: Mark | None = None
+    round_trip: RoundTrip | None = None
+    round_trips_unsupported: bool = False
+    #: The token counter was seen to move.
+    tokens: float | None = None
+    tokens_moved: Mark | None = None
+    maintenance: Mark | None = None
+    #: A generation was seen to finish on this instance.
+    generated: Mark | None = None
+    #: The last canary's success.
+    canary: Mark | None = None
+    #: Canaries are sent to this worker.
+    canaries: bool = False
+    #: The worker's /metrics page is read.
+    metrics: bool = False
+    engines: tuple[EngineHealth, ...] = ()
+
+    @property
+    def stopping(self) -> bool:
+        """The worker goes away on purpose: what it loses now is no fault."""
+        return self.draining or self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    mark: Mark | None
+    what: str
+
+
+def judge(seen: Evidence, rules: Rules, now: Mark) -> tuple[Rungs, Reason | None]:
+    """The ladder, and the reason why the worker is not ready (``None`` when it is)."""
+    reachable, unreachable = _reachable(seen, rules, now)
+    serving, not_serving = _serving(seen)
+    answering, silent = _answering(seen, rules, now)
+    admitting, held = _admitting(seen, answering)
+    warm = _warm(seen, answering)
+    serving = _below(reachable, serving)
+    answering = _below(serving, answering)
+    admitting = _below(answering, admitting)
+    warm = _below(admitting, warm)
+    rungs = Rungs(reachable=reachable, serving=serving, answering=answering, admitting=admitting, warm=warm)
+    wanted = rules.ready_rung
+    suspended = held is Reason.SUSPENDED
+    if suspended and rules.expect is not Expect.SERVING and wanted.height > Rung.ANSWERING.height:
+        wanted = Rung.ANSWERING
+    if rungs[rungs.provable(wanted)].holds:
+        return rungs, None
+    if seen.stopping:
+        return rungs, Reason.DRAINING
+    for reason in (unreachable, not_serving, silent, held):
+        if reason is not None:
+            return rungs, reason
+    if rules.ready_rung is Rung.WARM and rungs.admitting.holds:
+        return rungs, Reason.NOT_WARM
+    return rungs, Reason.STARTING if seen.answered is None else Reason.UNKNOWN
+
+
+def _below(lower: RungState, upper: RungState) -> RungState:
+    """The upper rung, knowing the one below: it falls with it, and is unknown where that is unknown."""
+    if lower.holds is False:
+        return RungState(
+            holds=False, provable=upper.provable, proved_at=upper.proved_at, proof=upper.proof, why=lower.why
+        )
+    if lower.holds is None and lower.provable and upper.holds is not None:
+        return RungState(provable=upper.provable, proved_at=upper.proved_at, proof=upper.proof, why=lower.why)
+    return upper
+
+
+def _reachable(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reason | None]:
+    at = seen.contact.wall if seen.contact else None
+    if seen.broken is not None:
+        why = seen.broken_detail or "the connection was refused or broke"
+        return RungState(holds=False, proved_at=at, proof="answer", why=why), Reason.UNREACHABLE
+    if seen.contact is None:
+        return RungState(why="not asked yet"), None
+    silence = now.watched - seen.contact.watched
+    # When a round trip is overdue and the port said nothing else meanwhile, it is the port that is silent.
+    if silence > rules.answer_within_s + rules.interval_s or (
+        _overdue(seen, rules, now) and silence >= _waiting(seen, now)
+    ):
+        why = f"no answer for {silence:.1f} s"
+        return RungState(holds=False, proved_at=at, proof="answer", why=why), Reason.UNREACHABLE
+    return RungState(holds=True, proved_at=at, proof="answer"), None
+
+
+def _serving(seen: Evidence) -> tuple[RungState, Reason | None]:
+    at = seen.contact.wall if seen.contact else None
+    if seen.health is HealthStatus.SERVING:
+        return RungState(holds=True, proved_at=at, proof="health"), None
+    if seen.health in (None, HealthStatus.UNKNOWN):
+        return RungState(why="health said nothing yet" if seen.health is None else "health says UNKNOWN"), None
+    return RungState(holds=False, proved_at=at, proof="health", why=f"health says {seen.health.value}"), (
+        Reason.NOT_SERVING
+    )
+
+
+def _newest(*proofs: _Proof) -> _Proof:
+    """The newest of the proofs that exist."""
+    best = _Proof(None, "")
+    for proof in proofs:
+        if proof.mark is not None and (best.mark is None or proof.mark.watched >= best.mark.watched):
+            best = proof
+    return best
+
+
+def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reason | None]:
+    trip = seen.round_trip
+    answered = seen.answered if trip and trip.answer in (Answer.ANSWERED, Answer.DISAGREE) else None
+    proof = _newest(_Proof(answered, "round trip"), _Proof(seen.tokens_moved, "tokens"), _Proof(seen.canary, "canary"))
+    at = proof.mark.wall if proof.mark else None
+    provable = not seen.round_trips_unsupported or seen.canaries or seen.metrics
+    fresh = proof.mark is not None and now.watched - proof.mark.watched <= rules.answer_within_s
+
+    def state(holds: bool | None, why: str = "") -> RungState:
+        return RungState(holds=holds, provable=provable, proved_at=at, proof=proof.what, why=why)
+
+    if trip and trip.answer is Answer.ENGINE_ERROR and not _since(proof.mark, seen.answered):
+        return state(False, trip.detail or "an engine failed to answer"), Reason.ENGINE_ERROR
+    overdue = _overdue(seen, rules, now)
+    # A question younger than its limit accuses nobody, however old the last answer is.
+    if fresh or (proof.mark is not None and seen.asked is not None and not overdue):
+        return state(True), None
+    if seen.maintenance is not None and now.watched - seen.maintenance.watched <= rules.maintenance_s:
+        return state(None, "a weight update or sleep operation is in flight"), Reason.MAINTENANCE
+    if overdue:
+        return state(False, f"a round trip has been waiting for {_waiting(seen, now):.1f} s"), Reason.ENGINE_SILENT
+    if not provable:
+        return state(None, "this worker's version has no round trip; a canary or its /metrics could prove it"), None
+    return state(None, "not asked yet" if proof.mark is None else "the proof is stale"), None
+
+
+def _waiting(seen: Evidence, now: Mark) -> float:
+    """Watched seconds for which a round trip has been waiting."""
+    return now.watched - seen.asked.watched if seen.asked else 0.0
+
+
+def _overdue(seen: Evidence, rules: Rules, now: Mark) -> bool:
+    return _waiting(seen, now) > rules.answer_within_s
+
+
+def _since(mark: Mark | None, other: Mark | None) -> bool:
+    return mark is not None and other is not None and mark.watched > other.watched
+
+
+def _admitting(seen: Evidence, answering: RungState) -> tuple[RungState, Reason | None]:
+    states = {engine.state for engine in seen.engines}
+    trip = seen.round_trip
+    at, proof = answering.proved_at, answering.proof
+
+    def state(holds: bool | None, why: str = "") -> RungState:
+        return RungState(holds=holds, provable=answering.provable, proved_at=at, proof=proof, why=why)
+
+    if seen.stopping:
+        return state(False, "draining or being deleted"), Reason.DRAINING
+    if EngineState.DEAD in states:
+        return state(False, "fault tolerance says an engine is dead"), Reason.FT_DEAD
+    if EngineState.UNHEALTHY in states:
+        return state(False, "fault tolerance says an engine is unhealthy"), Reason.FT_UNHEALTHY
+    if trip is not None and trip.answer is Answer.DISAGREE:
+        return state(False, trip.detail or "the ranks are in different states"), Reason.RANKS_DISAGREE
+    if trip is not None and trip.paused:
+        return state(False, "paused or asleep"), Reason.SUSPENDED
+    return state(answering.holds, answering.why), None
+
+
+def _warm(seen: Evidence, answering: RungState) -> RungState:
+    provable = answering.provable and (seen.canaries or seen.metrics or seen.generated is not None)
+    if seen.generated is not None:
+        what = "canary" if seen.canary else "tokens"
+        return RungState(holds=True, provable=provable, proved_at=seen.generated.wall, proof=what)
+    if not provable:
+        return RungState(provable=False, why="nothing here sees generations: give an HTTP URL or allow a canary")
+    return RungState(holds=False, why="no generation was seen to finish on this instance")
