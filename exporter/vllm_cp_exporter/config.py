@@ -82,7 +82,7 @@ def parse_worker(text: str, *, settings: Mapping[str, object], pool: str, canary
     if _HTTP_URL.fullmatch(address):
         if comma or not name:
             raise ConfigError(
-                f"target {text!r}: a worker without gRPC is written NAME=HTTP_URL; one with both NAME=HOST:PORT,HTTP_URL"
+                f"target {text!r}: write NAME=HTTP_URL for a worker without gRPC, NAME=HOST:PORT,HTTP_URL for one with both"
             )
         return WorkerConfig(
             key=name, pool=pool, connection=None, http_url=address.rstrip("/"), canary=False, rules=rules

@@ -1,0 +1,1 @@
+"""The genuine ``vllm-rs`` with our engine simulator behind it."""
