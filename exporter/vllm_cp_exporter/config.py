@@ -81,9 +81,7 @@ def parse_worker(text: str, *, settings: Mapping[str, object], pool: str, canary
     address, comma, url = rest.partition(",")
     if _HTTP_URL.fullmatch(address):
         if comma or not name:
-            raise ConfigError(
-                f"target {text!r}: write NAME=HTTP_URL for a worker without gRPC, NAME=HOST:PORT,HTTP_URL for one with both"
-            )
+            raise ConfigError(f"target {text!r}: write NAME=HTTP_URL without gRPC, NAME=HOST:PORT,HTTP_URL with both")
         return WorkerConfig(
             key=name, pool=pool, connection=None, http_url=address.rstrip("/"), canary=False, rules=rules
         )

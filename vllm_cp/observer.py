@@ -1,0 +1,151 @@
+"""From answers to observations: the colour-free half of watching a worker.
+
+Whoever asks a worker, in whatever way, hands each answer or error here; the observer stamps it, steps the state and
+passes the transitions on. The ladders, the command line and the daemon share it, so a refused connection means the
+same thing to all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_cp.episodes import Memory, Observation, Rules, Transition, WorkerState, begin, step
+from vllm_cp.errors import ControlError, EngineFailed, NotSupported, OutOfTime, RanksDisagree, WorkerUnreachable
+from vllm_cp.models.generated import FinishReason, Generated
+from vllm_cp.models.health import HealthStatus
+from vllm_cp.models.probe import Answer, EngineHealth, EngineMetrics, RoundTrip
+from vllm_cp.models.server import ServerInfo
+
+__all__ = ["Clock", "Observer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where time comes from; tests bring their own."""
+
+    #: Seconds that only go forward.
+    monotonic: Callable[[], float] = time.monotonic
+    #: Unix seconds.
+    wall: Callable[[], float] = time.time
+
+
+class Observer:
+    """The state of one worker, fed with answers.
+
+    Not thread-safe: feed it from one thread or one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Rules | None = None,
+        clock: Clock | None = None,
+        memory: Memory | None = None,
+        on_transitions: Callable[[tuple[Transition, ...]], None] | None = None,
+    ) -> None:
+        """``on_transitions`` is called after each observation that changed something."""
+        self.clock = clock or Clock()
+        self.state: WorkerState = begin(at=self.clock.monotonic(), wall=self.clock.wall(), rules=rules, memory=memory)
+        #: Unix seconds of the last time each thing was really known, by check.
+        self.proofs: dict[str, float] = {}
+        #: Seconds of the last completed round trip.
+        self.round_trip_s: float | None = None
+        self._on_transitions = on_transitions
+        self._last_contact: float | None = None
+
+    def feed(self, **seen: Any) -> tuple[Transition, ...]:
+        """One observation, stamped now; fields as in ``Observation``. Without any: time passes."""
+        at = self.clock.monotonic()
+        if seen.get("contact"):
+            self._last_contact = at
+        self.state, transitions = step(self.state, Observation(at=at, wall=self.clock.wall(), **seen))
+        if transitions and self._on_transitions is not None:
+            self._on_transitions(transitions)
+        return transitions
+
+    def tick(self) -> tuple[Transition, ...]:
+        """Time passes."""
+        return self.feed()
+
+    def contact(self) -> tuple[Transition, ...]:
+        """The port answered something."""
+        self._prove("health")
+        return self.feed(contact=True)
+
+    def health(self, answer: HealthStatus | ControlError, *, began: float | None = None) -> tuple[Transition, ...]:
+        """The answer to a Check, or a message of a Watch. ``began``: monotonic seconds when it was asked."""
+        if isinstance(answer, HealthStatus):
+            self._prove("health")
+            return self.feed(contact=True, health=answer, began=began)
+        if isinstance(answer, WorkerUnreachable):
+            return self.feed(contact=False, began=began, detail=answer.detail or answer.meaning)
+        if isinstance(answer, OutOfTime):
+            # A draining server accepts calls and answers none: that is no outage.
+            if self.state.evidence.ended is not None or self.state.evidence.stopping:
+                return self.feed()
+            return self.feed(
+                contact=False, began=self._last_contact if self._last_contact is not None else began,
+                detail="the port accepts calls and answers none",
+            )  # fmt: skip
+        return self.feed(contact=True, detail=str(answer))
+
+    def stream_ended(self) -> tuple[Transition, ...]:
+        """The health stream ended with status OK."""
+        return self.feed(stream_ended=True)
+
+    def asked(self) -> tuple[Transition, ...]:
+        """A round trip to the engines was sent."""
+        return self.feed(asked=True)
+
+    def round_trip(self, answer: bool | ControlError, *, began: float) -> tuple[Transition, ...]:
+        """The end of a round trip: whether generation is paused, or the error."""
+        seconds = max(0.0, self.clock.monotonic() - began)
+        if isinstance(answer, bool):
+            self.round_trip_s = seconds
+            trip = RoundTrip(answer=Answer.ANSWERED, paused=answer, seconds=seconds)
+        elif isinstance(answer, RanksDisagree):
+            self.round_trip_s = seconds
+            trip = RoundTrip(answer=Answer.DISAGREE, seconds=seconds, detail=answer.detail)
+        elif isinstance(answer, EngineFailed):
+            trip = RoundTrip(answer=Answer.ENGINE_ERROR, seconds=seconds, detail=answer.detail)
+        elif isinstance(answer, NotSupported):
+            trip = RoundTrip(answer=Answer.UNSUPPORTED)
+        else:
+            # Out of time or unreachable: whether the *port* is gone is for a Check to say, not for a question that
+            # may have waited for a frozen engine.
+            return self.feed(round_trip=RoundTrip(answer=Answer.LOST, detail=str(answer)))
+        if trip.answer in (Answer.ANSWERED, Answer.DISAGREE):
+            self._prove("round_trip")
+        return self.feed(contact=True, round_trip=trip)
+
+    def server_info(self, answer: ServerInfo | ControlError) -> tuple[Transition, ...]:
+        """The answer to GetServerInfo: which instance this is."""
+        if isinstance(answer, ServerInfo):
+            self._prove("facts")
+            return self.feed(contact=True, instance_id=answer.instance_id)
+        if isinstance(answer, WorkerUnreachable | OutOfTime):
+            return self.feed()
+        return self.feed(contact=True)
+
+    def canary(self, answer: Generated | ControlError) -> tuple[Transition, ...]:
+        """The end of a generation of ours. Only one that finished proves anything."""
+        if isinstance(answer, Generated) and answer.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
+            self._prove("canary")
+            return self.feed(contact=True, canary=True)
+        return self.feed()
+
+    def metrics(self, page: EngineMetrics) -> tuple[Transition, ...]:
+        """The worker's own /metrics page."""
+        self._prove("engine_metrics")
+        return self.feed(metrics=page)
+
+    def fault_tolerance(self, engines: tuple[EngineHealth, ...]) -> tuple[Transition, ...]:
+        """The worker's fault-tolerance status."""
+        self._prove("fault_tolerance")
+        return self.feed(engines=engines)
+
+    def _prove(self, check: str) -> None:
+        self.proofs[check] = self.clock.wall()
