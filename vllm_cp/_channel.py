@@ -145,11 +145,11 @@ def why_tls_fails(connection: Connection, timeout_s: float) -> str | None:
     address = connection.address
     if address.host is None or address.port is None:
         return None
-    context = _diagnosis_context(connection)
     budget = min(timeout_s, _DIAGNOSIS_S)
     if budget <= 0:
         return None
     try:
+        context = _diagnosis_context(connection)
         with socket.create_connection((address.host, address.port), timeout=budget) as raw:
             raw.settimeout(budget)
             name = connection.server_name or address.host
@@ -158,7 +158,11 @@ def why_tls_fails(connection: Connection, timeout_s: float) -> str | None:
                     return "the port speaks TLS and this client does not"
                 # TLS 1.3 refuses a client certificate only after the handshake, on the first read.
                 secure.settimeout(min(0.3, budget))
-                secure.recv(1)
+                # Some servers send the alert, others (C-core) hang up without a word; a content one speaks or waits.
+                if secure.recv(1) == b"":
+                    if connection.tls.cert_file is None:
+                        return "hung up after the handshake: certificate required, it seems"
+                    return "hung up after the handshake: client certificate not accepted, it seems"
     except ssl.SSLError as error:
         if connection.tls is None and "CERTIFICATE_REQUIRED" not in str(error).upper():
             return None

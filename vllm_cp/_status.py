@@ -118,6 +118,8 @@ def tls_hint(said: str) -> str:
         return "the certificate is not signed by the CA in use: give the right CA file"
     if "certificate_required" in low or "certificate required" in low:
         return "the worker wants a client certificate: give one with its key"
+    if "failed to create security handshaker" in low:
+        return "a TLS file of ours is unusable: check the CA, and that certificate and key belong together"
     return "check that both sides use TLS, the CA file, the server name and the client certificate"
 
 

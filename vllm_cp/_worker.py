@@ -10,6 +10,7 @@ from types import MappingProxyType
 from vllm_cp._judge import Evidence, Rules
 from vllm_cp.models.episode import Cause, EndKind, Episode
 from vllm_cp.models.ladder import Reason, Rungs
+from vllm_cp.models.startup import Startup
 
 __all__ = ["Fault", "Memory", "Transition", "TransitionKind", "WorkerState"]
 
@@ -83,6 +84,10 @@ class WorkerState:
     was_admitting: bool = False
     #: Unix seconds.
     first_ready: float | None = None
+    #: The clocks of this instance's start.
+    startup: Startup = field(default_factory=Startup)
+    #: The clocks of whoever came up behind a port that was closed, until its instance is known.
+    arriving: Startup | None = None
     fault: Fault | None = None
     #: The last finished fault; shown at once, counted after the window.
     last_recovery_s: float | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
+from vllm_cp._clocks import arrive, keep
 from vllm_cp._evidence import Observation, new_instance, take
 from vllm_cp._judge import Mark, Rules, judge
 from vllm_cp._worker import Fault, Memory, Transition, TransitionKind, WorkerState
@@ -18,6 +19,7 @@ from vllm_cp.models.episode import Cause, EndKind, Episode
 from vllm_cp.models.health import HealthStatus
 from vllm_cp.models.ladder import Rung, Rungs
 from vllm_cp.models.probe import Answer, EngineState
+from vllm_cp.models.startup import Startup
 
 __all__ = [
     "Fault",
@@ -75,7 +77,10 @@ def step(state: WorkerState, seen: Observation) -> tuple[WorkerState, tuple[Tran
     new = replace(
         state, at=max(state.at, seen.at), watched=watched, evidence=take(state.evidence, seen, now, state.rules)
     )
+    new = replace(new, arriving=arrive(new.arriving, state.evidence, new.evidence, now))
     new = _instance(new, seen, now, changes)
+    process_start = seen.metrics.process_start if seen.metrics else None
+    new = replace(new, startup=keep(new.startup, new.evidence, process_start))
     new = _verdict(new, now, changes)
     if state.evidence.health is not new.evidence.health:
         changes.insert(0, _health_changed(state.evidence.health, new.evidence.health, now))
@@ -97,14 +102,18 @@ def _instance(state: WorkerState, seen: Observation, now: Mark, changes: list[Tr
         state = replace(state, instance_fresh=False)
     if seen.instance_id is None:
         return state
-    was = state.instance_id
+    was, unbroken = state.instance_id, state.instance_fresh
     state = replace(state, instance_id=seen.instance_id, instance_fresh=True)
-    if was is None or was == seen.instance_id:
+    if was == seen.instance_id:
+        return replace(state, arriving=None)
+    # Clocks are kept of a start that was watched, from a closed port on.
+    state = replace(state, startup=state.arriving or Startup(), arriving=None)
+    if was is None:
         return state
     changes.append(Transition(kind=TransitionKind.INSTANCE, wall=now.wall, was=was, now=seen.instance_id))
     state = replace(state, restarts=state.restarts + 1, evidence=new_instance(state.evidence))
-    # A worker that stopped as planned, or whose fault is open, was seen to go away.
-    if state.was_admitting and state.fault is None and not state.evidence.stopping:
+    # Where the connection broke in between, the worker was seen to go away, and that was a fault or it was not.
+    if unbroken and state.was_admitting and state.fault is None:
         episode = Episode(
             cause=Cause.REPLACED_UNSEEN, start=now.wall, end=now.wall, kind=EndKind.REPLACED, instance_id=was
         )

@@ -16,6 +16,7 @@ from vllm_cp.episodes import Memory, Observation, Rules, Transition, WorkerState
 from vllm_cp.errors import ControlError, EngineFailed, NotSupported, OutOfTime, RanksDisagree, WorkerUnreachable
 from vllm_cp.models.generated import FinishReason, Generated
 from vllm_cp.models.health import HealthStatus
+from vllm_cp.models.ladder import Rung
 from vllm_cp.models.probe import Answer, EngineHealth, EngineMetrics, RoundTrip
 from vllm_cp.models.server import ServerInfo
 
@@ -65,6 +66,24 @@ class Observer:
         if transitions and self._on_transitions is not None:
             self._on_transitions(transitions)
         return transitions
+
+    @property
+    def wants_instance(self) -> bool:
+        """The port answers, and which instance does was not read since the connection last broke."""
+        return self.state.evidence.health is not None and not self.state.instance_fresh
+
+    @property
+    def wants_round_trip(self) -> bool:
+        """There are engines to ask: the server serves, does not stop, and has the RPC. In a drain calls hang."""
+        seen = self.state.evidence
+        return seen.health is HealthStatus.SERVING and not seen.stopping and not seen.round_trips_unsupported
+
+    @property
+    def wants_canary(self) -> bool:
+        """No generation was seen to finish on this instance, and nothing speaks against sending one."""
+        seen, rungs = self.state.evidence, self.state.rungs
+        held = rungs[rungs.provable(Rung.SERVING if seen.round_trips_unsupported else Rung.ADMITTING)].holds
+        return seen.generated is None and bool(held) and not seen.stopping
 
     def tick(self) -> tuple[Transition, ...]:
         """Time passes."""

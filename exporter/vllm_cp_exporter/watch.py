@@ -156,9 +156,7 @@ class Watcher:
         """Round trips, one at a time: the next one is only asked when the last was answered."""
         while True:
             await _wait(self._probe_due, _jittered(self._interval))
-            evidence = self._observer.state.evidence
-            # Nobody to ask, nothing to ask, or a drain, in which calls hang.
-            if evidence.health is not HealthStatus.SERVING or evidence.stopping or evidence.round_trips_unsupported:
+            if not self._observer.wants_round_trip:
                 continue
             began = self._observer.clock.monotonic()
             self._observer.asked()

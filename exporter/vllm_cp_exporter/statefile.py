@@ -1,0 +1,180 @@
+"""What outlives the daemon: open faults, the last episodes, instances, first-ready times. Never a counter.
+
+A restored counter would read as a reset and invent increases. The file is small JSON, replaced atomically; one that
+cannot be read is set aside with one warning, and one that cannot be written is a metric, not an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_cp.episodes import Memory, WorkerState, remember
+from vllm_cp.models.episode import Cause, EndKind, Episode
+from vllm_cp_exporter.snapshot import Snapshot
+
+__all__ = ["Remembered", "StateFile"]
+
+log = logging.getLogger("vllm_cp_exporter.statefile")
+
+_FORMAT = "vllm-cp-exporter-state"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What is kept of one worker."""
+
+    memory: Memory = field(default_factory=Memory)
+    #: Its last episodes that are over, oldest first.
+    episodes: tuple[Episode, ...] = ()
+
+
+class StateFile:
+    """The file, and whether it does its work."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = b""
+        #: Whether the last reading and the last writing succeeded; told as ``state_file_ok``.
+        self.ok = True
+
+    def load(self) -> dict[str, Remembered]:
+        """What was kept, by worker key. Empty for a first start, and for a file that had to be set aside."""
+        try:
+            return _workers(json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self.ok = False
+            log.warning("cannot read the state file; starting without it", extra=_fields(self._path, error.strerror))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            aside = self._path.with_name(f"{self._path.name}.unreadable-{int(time.time())}")
+            with contextlib.suppress(OSError):
+                self._path.replace(aside)
+            log.warning("the state file was not ours or damaged; it is set aside", extra=_fields(aside, str(error)))
+        return {}
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write what is worth keeping. Does nothing when nothing changed; never raises."""
+        data = json.dumps(_document(snapshot), indent=1).encode()
+        if data == self._written and self.ok:
+            return
+        try:
+            _replace(self._path, data)
+        except OSError as error:
+            if self.ok:
+                log.warning("cannot write the state file; going on without", extra=_fields(self._path, error.strerror))
+            self.ok = False
+            return
+        self._written = data
+        self.ok = True
+
+    async def keep(self, read: Callable[[], Snapshot], every_s: float = 1.0) -> None:
+        """Save on a timer until cancelled, and once more then."""
+        try:
+            while True:
+                await asyncio.sleep(every_s)
+                await asyncio.to_thread(self.save, read())
+        finally:
+            self.save(read())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    # The rename itself is only safe once the directory is.
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _fields(path: Path, error: str | None) -> dict[str, Any]:
+    return {"fields": {"path": str(path), "error": error or ""}}
+
+
+def _document(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "workers": {key: _worker(view.state, view.episodes) for key, view in snapshot.workers.items()},
+    }
+
+
+def _worker(state: WorkerState, episodes: tuple[Episode, ...]) -> dict[str, Any]:
+    memory = remember(state)
+    return {
+        "instance_id": memory.instance_id,
+        "first_ready": memory.first_ready,
+        "was_admitting": memory.was_admitting,
+        "open_fault": _episode(memory.open_fault) if memory.open_fault else None,
+        "counted": memory.counted,
+        "episodes": [_episode(episode) for episode in episodes if episode.end is not None],
+    }
+
+
+def _episode(episode: Episode) -> dict[str, Any]:
+    return {
+        "cause": episode.cause.value,
+        "start": episode.start,
+        "end": episode.end,
+        "kind": episode.kind.value if episode.kind else None,
+        "duration_s": episode.duration_s,
+        "instance_id": episode.instance_id,
+        "detail": episode.detail,
+    }
+
+
+def _workers(document: Mapping[str, Any]) -> dict[str, Remembered]:
+    if document["format"] != _FORMAT or document["version"] != _VERSION:
+        raise ValueError(f"format {document['format']!r} version {document['version']!r}, not {_FORMAT!r} {_VERSION}")
+    return {
+        key: Remembered(
+            memory=Memory(
+                instance_id=_text(saved["instance_id"]),
+                first_ready=_number(saved["first_ready"]),
+                was_admitting=bool(saved["was_admitting"]),
+                open_fault=_read_episode(saved["open_fault"]) if saved["open_fault"] else None,
+                counted=bool(saved["counted"]),
+            ),
+            episodes=tuple(_read_episode(episode) for episode in saved["episodes"]),
+        )
+        for key, saved in document["workers"].items()
+    }
+
+
+def _read_episode(saved: Mapping[str, Any]) -> Episode:
+    return Episode(
+        cause=Cause(saved["cause"]),
+        start=float(saved["start"]),
+        end=_number(saved["end"]),
+        kind=EndKind(saved["kind"]) if saved["kind"] else None,
+        duration_s=_number(saved["duration_s"]),
+        instance_id=_text(saved["instance_id"]),
+        detail=str(saved["detail"]),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
