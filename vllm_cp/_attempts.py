@@ -12,7 +12,7 @@ import grpc
 
 from vllm_cp import _channel, _retry, _status, _wire
 from vllm_cp._rpc import Call
-from vllm_cp.config import DEFAULT_TARGET, Connection
+from vllm_cp.config import DEFAULT_TARGET, LONGEST_S, Connection
 from vllm_cp.errors import (
     ClientClosed,
     ConfigError,
@@ -78,6 +78,19 @@ class Desk:
             made.hint = f"{made.hint}; {proxy}" if made.hint else proxy
         return made
 
+    def read(self, call: Call[T], data: bytes) -> T:
+        """What an answer says. Raises EngineFailed when it is no message of the expected kind."""
+        try:
+            return call.parse(data)
+        except _wire.UndecodableError as error:
+            raise EngineFailed(
+                self.target,
+                call.method,
+                "OK",
+                f"undecodable answer: {error}",
+                "is this a vLLM control port?",
+            ) from None
+
     def tls_failed(self, error: ControlError, why: str | None) -> ControlError:
         """The same error, if TLS turned out to be behind it."""
         if why is None:
@@ -98,8 +111,8 @@ class Attempts(Generic[T]):
         self._number = 0
         self._began = time.monotonic()
         limit = desk.connection.timeout_s if timeout_s is None else timeout_s
-        if not limit > 0:
-            raise ValueError(f"timeout_s must be a positive number of seconds, not {limit}")
+        if not 0 < limit <= LONGEST_S:
+            raise ValueError(f"timeout_s must be a number of seconds above 0 and up to {LONGEST_S:.0f}, not {limit}")
         self._deadline = self._began + limit
 
     @property
@@ -117,16 +130,7 @@ class Attempts(Generic[T]):
     def answer(self, data: bytes) -> T:
         """Read an answer. Raises EngineFailed when it is no message of the expected kind."""
         self._record("OK", "")
-        try:
-            return self._call.parse(data)
-        except _wire.UndecodableError as error:
-            raise EngineFailed(
-                self._desk.target,
-                self._call.method,
-                "OK",
-                f"undecodable answer: {error}",
-                "is this a vLLM control port?",
-            ) from None
+        return self._desk.read(self._call, data)
 
     def failure(self, error: grpc.RpcError) -> ControlError:
         """What a failed try means."""

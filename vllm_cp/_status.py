@@ -53,6 +53,8 @@ _TOO_LARGE = (
 _TLS = ("handshake", "ssl", "tls", "tsi_", "certificate", "peer name", "peer did not return", "hostname verification")
 #: Texts behind which a TLS disagreement may hide; only asking the port with TLS tells.
 _TLS_MAYBE = ("Socket closed", "Connection reset", "recvmsg", "Unwrap failed", "Broken pipe", "empty address list")
+#: A CA, certificate or key that TLS could not take, in gRPC's words and in those of Python's ssl.
+_TLS_FILES = ("failed to create security handshaker", "key_values_mismatch", "key values mismatch", "pem lib")
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 _HINTS: dict[type[e.ControlError], str] = {
@@ -115,10 +117,12 @@ def tls_hint(said: str) -> str:
     if "expired" in low:
         return "the worker's certificate has expired: renew it"
     if "certificate_verify" in low or "certificate verify" in low or "self-signed" in low or "self signed" in low:
+        if low.rstrip(") ").endswith("certificate_verify_failed"):  # older gRPC does not say why
+            return "the certificate is not signed by the CA in use, or has expired: give the right CA file, or renew it"
         return "the certificate is not signed by the CA in use: give the right CA file"
     if "certificate_required" in low or "certificate required" in low:
         return "the worker wants a client certificate: give one with its key"
-    if "failed to create security handshaker" in low:
+    if any(mark in low for mark in _TLS_FILES):
         return "a TLS file of ours is unusable: check the CA, and that certificate and key belong together"
     return "check that both sides use TLS, the CA file, the server name and the client certificate"
 

@@ -155,8 +155,8 @@ def kv_event_sources(data: bytes, worker_host: str | None) -> tuple[KvEventSourc
             buffer_steps=m.buffer_steps or None,
             hwm=m.hwm,
             max_queue_size=m.max_queue_size or None,
-            live=resolve_address(m.endpoint, worker_host),
-            replay=resolve_address(m.replay_endpoint, worker_host),
+            live=resolve_address(m.endpoint, worker_host, m.transport),
+            replay=resolve_address(m.replay_endpoint, worker_host, m.transport),
         )
         for m in _read(control.GetKvEventSourcesResponse, data).sources
     )

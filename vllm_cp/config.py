@@ -13,6 +13,8 @@ from vllm_cp.errors import ConfigError
 
 __all__ = ["DEFAULT_TARGET", "Connection", "Retry", "Tls"]
 
+#: A day: the longest time that makes sense to wait for one answer.
+LONGEST_S = 86400.0
 DEFAULT_TARGET = f"localhost:{DEFAULT_PORT}"
 
 
@@ -134,5 +136,6 @@ def _pem(what: str, path: Path) -> bytes:
 
 
 def _positive(what: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(f"{what} must be a positive number of seconds, not {value}")
+    # gRPC counts in nanoseconds: far above a day a deadline overflows and is over at once.
+    if not (value > 0 and math.isfinite(value) and value <= LONGEST_S):
+        raise ConfigError(f"{what} must be a number of seconds above 0 and up to {LONGEST_S:.0f}, not {value}")

@@ -21,14 +21,16 @@ class Address:
     publisher_connects: bool = False
 
 
-def resolve_address(advertised: str, worker_host: str | None) -> Address:
+def resolve_address(advertised: str, worker_host: str | None, transport: str = "zmq") -> Address:
     """What to do with an advertised address, given the host at which we reached the worker.
 
-    A wildcard host is replaced by ``worker_host`` (bracketed for IPv6), the port kept as given; everything else stays
+    Only ``zmq`` can be read. A wildcard host is replaced by ``worker_host`` (bracketed for IPv6), the port kept as given; everything else stays
     as it is. ``worker_host`` is ``None`` when the worker was reached over a unix socket.
     """
     if not advertised:
         return Address(reason="the server advertises no address")
+    if transport != "zmq":
+        return Address(reason=f"transport {transport!r} cannot be read, only zmq")
     scheme, separator, rest = advertised.partition("://")
     if not separator:
         return Address(reason=f"not a ZeroMQ address: {advertised!r}")

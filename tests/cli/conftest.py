@@ -1,0 +1,81 @@
+"""Fixtures of the command-line tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.certs import Certs, make_certs
+from tests.cli.process import Ended
+from vllm_cp import Connection
+from vllm_cp.cli import _fanout, main
+from vllm_cp.testing import FakeWorker
+
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the machine reaches the runs in this process."""
+    for name in list(os.environ):
+        if name.startswith("VLLM_CP_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a command line in this process: ``cli("health", "--target", worker.target)``."""
+
+    def run(*args: str) -> Ended:
+        capsys.readouterr()
+        code = main(args)
+        assert code in range(256)
+        out, err = capsys.readouterr()
+        return Ended(int(code), out, err)
+
+    return run
+
+
+@pytest.fixture
+def worker() -> Iterator[FakeWorker]:
+    """A healthy worker of the newest version."""
+    with FakeWorker() as running:
+        yield running
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
+    """The connections that a command line stands for; nobody is asked."""
+    seen: list[Connection] = []
+
+    def nobody(connections: list[Connection], _: object) -> list[Any]:
+        seen[:] = connections
+        return []
+
+    monkeypatch.setattr(_fanout, "ask_all", nobody)
+    return seen
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """A target that refuses connections: bound, so that nobody else gets it, and never listening."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A target that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Certs:
+    """Certificates for localhost and 127.0.0.1."""
+    return make_certs(tmp_path_factory.mktemp("certs"))

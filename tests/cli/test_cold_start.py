@@ -1,0 +1,120 @@
+"""Cold start: help loads no gRPC, verbs load no more than they need, and every verb's help has examples."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+
+from tests.certs import Certs
+from tests.cli.conftest import Cli
+from tests.cli.process import environment
+from vllm_cp import Connection
+from vllm_cp.cli import _app
+from vllm_cp.testing import FakeWorker
+
+_PROBE = """
+import sys
+from vllm_cp.cli import main
+code = main(sys.argv[1:])
+print(" ".join(sorted(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def _modules(*args: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, *args],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--help",), ("--version",), ("health", "--help"), ("kv", "sources", "--help"), ("health", "--target", "h:")],
+)
+def test_help_is_light(args: tuple[str, ...]) -> None:
+    """Help, version and usage errors load neither gRPC nor protobuf nor rich."""
+    loaded = _modules(*args)
+    assert "click" in loaded
+    assert not loaded & {"grpc", "google.protobuf", "rich", "vllm_cp.client"}
+
+
+def test_root_help_loads_no_noun() -> None:
+    """The help of the whole comes from the table of nouns."""
+    assert not _modules("--help") & {f"vllm_cp.cli.{noun}" for noun in _app.NOUNS}
+
+
+def test_health_is_lean(worker: FakeWorker) -> None:
+    """health loads neither rich nor the asynchronous client nor another noun nor a thread pool."""
+    loaded = _modules("health", "--target", worker.target)
+    assert "grpc" in loaded
+    assert not loaded & {"rich", "vllm_cp.aio", "vllm_cp.cli.info", "vllm_cp.cli.kv", "json.tool", "yaml"}
+
+
+def _verbs(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        return [path]
+    context = click.Context(command)
+    found = []
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        found += _verbs(inner, (*path, name))
+    return [path, *found] if path else found
+
+
+@pytest.mark.parametrize("verb", _verbs(_app._root()), ids=" ".join)
+def test_every_verb_has_examples(verb: tuple[str, ...], cli: Cli) -> None:
+    """Each verb's help shows examples, the connection flags and -o, in ASCII and at most 80 columns wide."""
+    ended = cli(*verb, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert cli(*verb, "-h").out == ended.out
+    assert f"vllm-cp {' '.join(verb)}" in ended.out.partition("Examples:")[2].partition("Options:")[0]
+    assert "--target HOST:PORT" in ended.out
+    assert "-o, --output" in ended.out
+    assert ended.out.isascii()
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("verb", [(), *_verbs(_app._root())], ids=" ".join)
+def test_examples_work(
+    verb: tuple[str, ...], certs: Certs, asked: list[Connection], monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """Each example of each help is a command line that is taken as it stands."""
+    monkeypatch.chdir(certs.ca.parent)
+    section = cli(*verb, "--help").out.partition("Examples:\n")[2].partition("\n\n")[0]
+    examples = [line for line in section.splitlines() if line.strip()]
+    assert len(examples) >= 2
+    for line in examples:
+        words = shlex.split(re.split(r" [|>]| \|\|", line)[0], comments=True)
+        start = words.index("vllm-cp")
+        asked.clear()
+        ended = cli(*words[start + 1 :])
+        assert (ended.code, ended.err) == (0, ""), line
+        assert asked, line
+
+
+def test_nouns_are_described_once(cli: Cli) -> None:
+    """The root's table of nouns and the nouns themselves exist for each other."""
+    listed = cli("--help").out
+    for noun, about in _app.NOUNS.items():
+        assert f"{noun} " in listed
+        assert about in listed
+        assert cli(noun, "--help").code == 0
+
+
+def test_version(cli: Cli) -> None:
+    """--version prints name and version and nothing else."""
+    from vllm_cp import __version__
+
+    assert cli("--version") == (0, f"vllm-cp {__version__}\n", "")
