@@ -5,15 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from vllm_cp import ConfigError, Connection
 from vllm_cp.episodes import Rules
+from vllm_cp.faults import HttpConnection
 
-__all__ = ["ExporterConfig", "Listen", "WorkerConfig", "parse_listen", "parse_worker"]
+__all__ = ["Canary", "ExporterConfig", "Listen", "WorkerConfig", "parse_listen", "parse_worker"]
 
 _HTTP_URL = re.compile(r"https?://[^\s,]+")
+
+
+class Canary(str, Enum):
+    """How often an idle worker is asked for one token, as proof that it generates. It needs the worker's HTTP URL."""
+
+    OFF = "off"
+    #: Once per instance.
+    ONCE = "once"
+    #: At each look while the worker is idle: the only standing proof on vLLM 0.27, which has no round trip.
+    ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +38,9 @@ class WorkerConfig:
     pool: str = "default"
     #: ``None`` for a worker that is reached over HTTP only.
     connection: Connection | None
-    #: Base URL of its HTTP server, without a slash at the end.
-    http_url: str | None = None
-    canary: bool = False
+    #: Its HTTP server, where known: its /metrics corroborate, and fault tolerance lives there.
+    http: HttpConnection | None = None
+    canary: Canary = Canary.OFF
     rules: Rules = field(default_factory=Rules)
     namespace: str = ""
     pod: str = ""
@@ -57,10 +70,12 @@ class ExporterConfig:
     probe_interval_s: float = 5.0
     #: Seconds between two readings of a worker's facts while nothing changes.
     info_interval_s: float = 60.0
+    #: How long an unhealthy engine waits for an instruction before it gives up, as vLLM is configured.
+    engine_recovery_timeout_s: float = 120.0
     state_file: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("probe_interval_s", "info_interval_s"):
+        for name in ("probe_interval_s", "info_interval_s", "engine_recovery_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
         seen: set[str] = set()
@@ -70,8 +85,12 @@ class ExporterConfig:
             seen.add(worker.key)
 
 
-def parse_worker(text: str, *, settings: Mapping[str, object], pool: str, canary: bool, rules: Rules) -> WorkerConfig:
-    """A worker from ``[NAME=]HOST:PORT[,HTTP_URL]`` or ``[NAME=]HTTP_URL``; ``settings`` are Connection fields."""
+def parse_worker(text: str, *, settings: Mapping[str, Any], pool: str, canary: Canary, rules: Rules) -> WorkerConfig:
+    """A worker from ``[NAME=]HOST:PORT[,HTTP_URL]`` or ``NAME=HTTP_URL``.
+
+    ``settings`` are fields of Connection. Its TLS files serve the HTTP side too, where the URL is ``https``; the token
+    is for the control port alone.
+    """
     # A name has no slash, so the = of a URL's query is never taken for one.
     name, equals, rest = text.partition("=")
     if not equals or "/" in name:
@@ -82,20 +101,24 @@ def parse_worker(text: str, *, settings: Mapping[str, object], pool: str, canary
     if _HTTP_URL.fullmatch(address):
         if comma or not name:
             raise ConfigError(f"target {text!r}: write NAME=HTTP_URL without gRPC, NAME=HOST:PORT,HTTP_URL with both")
-        return WorkerConfig(
-            key=name, pool=pool, connection=None, http_url=address.rstrip("/"), canary=False, rules=rules
-        )
+        return WorkerConfig(key=name, pool=pool, connection=None, http=_http(address, settings), rules=rules)
     if comma and not _HTTP_URL.fullmatch(url):
         raise ConfigError(f"target {text!r}: {url!r} is no HTTP URL; write NAME=HOST:PORT,http://HOST:PORT")
-    connection = Connection.parse(address, **settings)
     return WorkerConfig(
         key=name or address,
         pool=pool,
-        connection=connection,
-        http_url=url.rstrip("/") or None,
+        connection=Connection.parse(address, **settings),
+        http=_http(url, settings) if url else None,
         canary=canary,
         rules=rules,
     )
+
+
+def _http(url: str, settings: Mapping[str, Any]) -> HttpConnection:
+    shared = {"timeout_s": settings["timeout_s"]} if "timeout_s" in settings else {}
+    if url.startswith("https:"):
+        shared |= {name: settings[name] for name in ("tls", "server_name") if settings.get(name) is not None}
+    return HttpConnection.parse(url, **shared)
 
 
 def parse_listen(text: str) -> Listen:

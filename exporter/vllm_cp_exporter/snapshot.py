@@ -55,6 +55,8 @@ class WorkerView:
     round_trip_s: float | None = None
     #: The worker's own /metrics, where read.
     metrics: EngineMetrics | None = None
+    #: Unix seconds at which each unhealthy engine dies unless it is told to retry.
+    gives_up_at: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     #: The last episodes, oldest first; the open one last.
     episodes: tuple[Episode, ...] = ()
 

@@ -1,0 +1,201 @@
+"""What a worker's control port tells: health as it changes, round trips to its engines, and what it says it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from vllm_cp import (
+    AsyncControlClient,
+    ClientClosed,
+    Connection,
+    ControlError,
+    HealthStatus,
+    OutOfTime,
+    Retry,
+    RpcRecord,
+    WorkerUnreachable,
+)
+from vllm_cp.observer import Observer
+from vllm_cp_exporter.canary import Canaries
+from vllm_cp_exporter.dials import Dials
+from vllm_cp_exporter.observe import read_facts
+from vllm_cp_exporter.pace import jittered, wait
+from vllm_cp_exporter.selfmetrics import SelfMetrics
+from vllm_cp_exporter.snapshot import Facts
+
+__all__ = ["GrpcSide"]
+
+log = logging.getLogger("vllm_cp_exporter.watch")
+
+#: A question to a frozen engine queues there, so it is not given up and asked again.
+_ROUND_TRIP_S = 600.0
+#: After a stream broke, how long a new call may take before the worker counts as unreachable.
+_CONFIRM_S = 1.0
+#: Between two dials: in the first minute of an outage, and later.
+_REDIAL_S = 1.0
+_REDIAL_LATER_S = 10.0
+_FIRST_MINUTE_S = 60.0
+#: A worker that does not offer its event sources, or not to us, is asked again this rarely.
+_SOURCES_AGAIN_S = 600.0
+
+
+class GrpcSide:
+    """The gRPC half of watching one worker."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        observer: Observer,
+        metrics: SelfMetrics,
+        *,
+        interval_s: float,
+        info_interval_s: float,
+        dials: Dials,
+        canaries: Canaries,
+        attempted: asyncio.Event,
+        publish: Callable[[], None],
+    ) -> None:
+        # Each loop here asks again by itself, and a retry would only hide how long an answer took.
+        self._connection = replace(connection, retry=Retry(attempts=1))
+        self._observer = observer
+        self._metrics = metrics
+        self._interval = interval_s
+        self._info_interval = info_interval_s
+        self._dials = dials
+        self._canaries = canaries
+        self._attempted = attempted
+        self._publish = publish
+        #: What the worker says it is; empty while it cannot be asked.
+        self.facts = Facts()
+        self._facts_due = asyncio.Event()
+        self._probe_due = asyncio.Event()
+        self._client = self._new_client()
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """What has to run, all at once, until cancelled."""
+        return [self._listen(), self._ask_engines(), self._ask_facts()]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+    # -- health ----------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """The health stream, and a Check before each attempt at it: what a broken stream means, a new call says."""
+        down_since: float | None = None
+        broke = False
+        while True:
+            answer = await self._dial(_CONFIRM_S if broke else None)
+            self._attempted.set()
+            broke = False
+            began = time.monotonic()
+            if isinstance(answer, HealthStatus):
+                down_since = None
+                broke = await self._stream()
+            now = time.monotonic()
+            if broke and now - began > _REDIAL_S:
+                continue
+            down_since = now if down_since is None else down_since
+            await asyncio.sleep(jittered(_REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S))
+
+    async def _dial(self, timeout_s: float | None) -> HealthStatus | ControlError:
+        async with self._dials:
+            began = self._observer.clock.monotonic()
+            try:
+                answer: HealthStatus | ControlError = await self._client.check(timeout_s=timeout_s)
+            except ControlError as error:
+                answer = error
+        self._seen(answer, began)
+        return answer
+
+    async def _stream(self) -> bool:
+        """Follow the health stream; True when it is worth dialling again at once."""
+        try:
+            async for status in self._client.watch(check_every_s=self._interval):
+                self._seen(status, None)
+        except OutOfTime:
+            # The peer vanished without a word: this connection may never notice, so a new one is made.
+            await self._renew_client()
+            return True
+        except ControlError as error:
+            log.debug("stream_ended", extra={"fields": {"worker": self._connection.target, "error": str(error)}})
+            # Any other error is a server without a Watch for us: Checks go on at the pace of the dials.
+            return isinstance(error, WorkerUnreachable)
+        self._observer.stream_ended()
+        return True
+
+    def _seen(self, answer: HealthStatus | ControlError, began: float | None) -> None:
+        self._observer.health(answer, began=began)
+        if isinstance(answer, HealthStatus):
+            self._facts_due.set()
+            self._probe_due.set()
+
+    # -- engines and facts -----------------------------------------------------------------
+
+    async def _ask_engines(self) -> None:
+        """Round trips, one at a time: the next one is only asked when the last was answered."""
+        while True:
+            await wait(self._probe_due, jittered(self._interval))
+            try:
+                if self._observer.wants_round_trip:
+                    await self._round_trip()
+                await self._canaries.send_if_due(self._client, self._ranks)
+            except ClientClosed:  # replaced under way; the question goes on being unanswered
+                continue
+            self._publish()
+
+    async def _round_trip(self) -> None:
+        began = self._observer.clock.monotonic()
+        self._observer.asked()
+        try:
+            answer: bool | ControlError = await self._client.is_paused(timeout_s=_ROUND_TRIP_S)
+        except ControlError as error:
+            answer = error
+        self._observer.round_trip(answer, began=began)
+
+    @property
+    def _ranks(self) -> int | None:
+        spread = self.facts.server.parallelism if self.facts.server else None
+        return spread.data_parallel_size_local or spread.data_parallel_size if spread else None
+
+    async def _ask_facts(self) -> None:
+        """What the worker says it is: at each connection, and now and then."""
+        sources_asked = 0.0
+        instance: str | None = None
+        while True:
+            await wait(self._facts_due, jittered(self._info_interval))
+            if self._observer.state.evidence.health is None:
+                continue
+            now = time.monotonic()
+            denied = self.facts.sources is None and self.facts.sources_problem != ""
+            ask = not denied or self._observer.state.instance_id != instance or now - sources_asked > _SOURCES_AGAIN_S
+            instance = self._observer.state.instance_id
+            try:
+                answer, facts = await read_facts(self._client, self.facts, ask_sources=ask)
+            except ClientClosed:  # replaced under way
+                continue
+            sources_asked = now if ask else sources_asked
+            if self._observer.state.evidence.broken is None:
+                self.facts = facts
+            self._observer.server_info(answer)
+            self._publish()
+
+    # -- the client --------------------------------------------------------------------------
+
+    def _new_client(self) -> AsyncControlClient:
+        return AsyncControlClient(self._connection, on_rpc=self._rpc)
+
+    async def _renew_client(self) -> None:
+        old, self._client = self._client, self._new_client()
+        await old.close()
+
+    def _rpc(self, record: RpcRecord) -> None:
+        self._metrics.rpc(record)
+        if record.method == "Health.Check" and record.code == "OK":
+            self._observer.contact()

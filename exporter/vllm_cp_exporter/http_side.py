@@ -1,0 +1,128 @@
+"""What a worker's HTTP server tells: its /metrics page, fault tolerance, and health where there is no gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from vllm_cp import ControlError, HealthStatus, NotSupported
+from vllm_cp.engine_page import read_page_async
+from vllm_cp.faults import AsyncFaultTolerance, HttpConnection
+from vllm_cp.models.probe import Answer, EngineMetrics, EngineState, RoundTrip
+from vllm_cp.observer import Observer
+from vllm_cp_exporter.pace import jittered
+
+__all__ = ["HttpSide"]
+
+#: A route that a server does not have is asked for again this rarely, in case another server took its place.
+_AGAIN_S = 600.0
+#: Between two looks at a worker that is down, in its first minute and later.
+_REDIAL_S = 1.0
+_REDIAL_LATER_S = 10.0
+_FIRST_MINUTE_S = 60.0
+
+
+class HttpSide:
+    """The HTTP half of watching one worker."""
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        observer: Observer,
+        *,
+        interval_s: float,
+        has_grpc: bool,
+        gives_up_after_s: float,
+        attempted: asyncio.Event,
+        publish: Callable[[], None],
+    ) -> None:
+        """``gives_up_after_s``: how long an unhealthy engine waits for an instruction before it dies."""
+        self._client = AsyncFaultTolerance(connection)
+        self._observer = observer
+        self._interval = interval_s
+        self._has_grpc = has_grpc
+        self._gives_up_after = gives_up_after_s
+        self._attempted = attempted
+        self._publish = publish
+        self._page: tuple[float, EngineMetrics] | None = None
+        #: Unix seconds at which each unhealthy engine dies unless it is told to retry.
+        self.gives_up_at: dict[int, float] = {}
+        if not has_grpc:
+            # Fault tolerance and health know no round trip; the token counters may prove what they do not.
+            observer.feed(round_trip=RoundTrip(answer=Answer.UNSUPPORTED))
+
+    @property
+    def page(self) -> EngineMetrics | None:
+        """The worker's page, unless the last one is older than three intervals."""
+        if self._page is None or time.monotonic() - self._page[0] > 3 * self._interval:
+            return None
+        return self._page[1]
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """What has to run, all at once, until cancelled."""
+        loops = [self._read_pages(), self._read_faults()]
+        return loops if self._has_grpc else [*loops, self._ask_health()]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def _read_pages(self) -> None:
+        while True:
+            pause = self._interval
+            try:
+                page = await read_page_async(self._client)
+            except NotSupported:
+                pause = _AGAIN_S
+            except ControlError:
+                pass  # an absent page accuses nobody; what was proved by it grows old
+            else:
+                self._page = (time.monotonic(), page)
+                self._observer.metrics(page)
+                if not self._has_grpc and page.process_start is not None:
+                    # Without GetServerInfo the process's start tells one instance from the next.
+                    self._observer.feed(instance_id=f"started-{page.process_start:.2f}")
+                self._publish()
+            await asyncio.sleep(jittered(pause))
+
+    async def _read_faults(self) -> None:
+        while True:
+            pause = self._interval
+            try:
+                status = await self._client.status()
+            except NotSupported:
+                pause = _AGAIN_S
+            except ControlError:
+                pass  # that the worker is gone is for its health to say
+            else:
+                self._observer.fault_tolerance(status.engines)
+                self._count_down({e.engine for e in status.engines if e.state is EngineState.UNHEALTHY})
+                self._publish()
+            await asyncio.sleep(jittered(pause))
+
+    def _count_down(self, unhealthy: set[int]) -> None:
+        now = self._observer.clock.wall()
+        known = self.gives_up_at
+        self.gives_up_at = {engine: known.get(engine, now + self._gives_up_after) for engine in sorted(unhealthy)}
+
+    async def _ask_health(self) -> None:
+        down_since: float | None = None
+        while True:
+            began = self._observer.clock.monotonic()
+            try:
+                answer: HealthStatus | ControlError = await self._client.health()
+            except ControlError as error:
+                answer = error
+            self._observer.health(answer, began=began)
+            self._attempted.set()
+            self._publish()
+            pause = self._interval
+            if isinstance(answer, ControlError):
+                now = time.monotonic()
+                down_since = now if down_since is None else down_since
+                pause = _REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S
+            else:
+                down_since = None
+            await asyncio.sleep(jittered(min(pause, self._interval)))

@@ -1,0 +1,1 @@
+"""Tests of the daemon; what they share is in ``views``, ``pages`` and ``process``."""
