@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vllm_cp.config import Connection as Connection
     from vllm_cp.config import Retry as Retry
     from vllm_cp.config import Tls as Tls
+    from vllm_cp.engine_page import read_page as read_page
+    from vllm_cp.engine_page import read_page_async as read_page_async
     from vllm_cp.errors import ClientClosed as ClientClosed
     from vllm_cp.errors import ConfigError as ConfigError
     from vllm_cp.errors import ControlError as ControlError
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
     from vllm_cp.errors import TlsFailed as TlsFailed
     from vllm_cp.errors import TooLarge as TooLarge
     from vllm_cp.errors import WorkerUnreachable as WorkerUnreachable
+    from vllm_cp.faults import AsyncFaultTolerance as AsyncFaultTolerance
+    from vllm_cp.faults import FaultTolerance as FaultTolerance
+    from vllm_cp.faults import HttpConnection as HttpConnection
+    from vllm_cp.faults import recover as recover
+    from vllm_cp.faults import recover_async as recover_async
+    from vllm_cp.models.fault_status import FaultStatus as FaultStatus
     from vllm_cp.models.generated import FinishReason as FinishReason
     from vllm_cp.models.generated import Generated as Generated
     from vllm_cp.models.health import HealthStatus as HealthStatus
@@ -46,7 +54,10 @@ if TYPE_CHECKING:
     from vllm_cp.models.lora import LoraAdapter as LoraAdapter
     from vllm_cp.models.model import ModelInfo as ModelInfo
     from vllm_cp.models.pause import PauseMode as PauseMode
+    from vllm_cp.models.recovery import RankRecovery as RankRecovery
+    from vllm_cp.models.recovery import RecoveryOutcome as RecoveryOutcome
     from vllm_cp.models.rpc import RpcRecord as RpcRecord
+    from vllm_cp.models.scaling import ScalingState as ScalingState
     from vllm_cp.models.server import Parallelism as Parallelism
     from vllm_cp.models.server import RlCapabilities as RlCapabilities
     from vllm_cp.models.server import ServerInfo as ServerInfo
@@ -55,6 +66,7 @@ _HOMES = {
     "vllm_cp.aio": ("AsyncControlClient",),
     "vllm_cp.client": ("ControlClient",),
     "vllm_cp.config": ("Connection", "Retry", "Tls"),
+    "vllm_cp.engine_page": ("read_page", "read_page_async"),
     "vllm_cp.errors": (
         "ClientClosed",
         "ConfigError",
@@ -74,13 +86,17 @@ _HOMES = {
         "TooLarge",
         "WorkerUnreachable",
     ),
+    "vllm_cp.faults": ("AsyncFaultTolerance", "FaultTolerance", "HttpConnection", "recover", "recover_async"),
+    "vllm_cp.models.fault_status": ("FaultStatus",),
     "vllm_cp.models.generated": ("FinishReason", "Generated"),
     "vllm_cp.models.health": ("HealthStatus",),
     "vllm_cp.models.kv_source": ("Address", "KvEventSource"),
     "vllm_cp.models.lora": ("LoraAdapter",),
     "vllm_cp.models.model": ("ModelInfo",),
     "vllm_cp.models.pause": ("PauseMode",),
+    "vllm_cp.models.recovery": ("RankRecovery", "RecoveryOutcome"),
     "vllm_cp.models.rpc": ("RpcRecord",),
+    "vllm_cp.models.scaling": ("ScalingState",),
     "vllm_cp.models.server": ("Parallelism", "RlCapabilities", "ServerInfo"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

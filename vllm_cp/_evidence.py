@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vllm_cp._judge import Evidence, Mark, Rules
+from vllm_cp._judge import Evidence, Mark, Rules, silent_since
 from vllm_cp.models.health import HealthStatus
 from vllm_cp.models.probe import Answer, EngineHealth, EngineMetrics, RoundTrip
 
@@ -70,8 +70,12 @@ def _connection(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
             broken=evidence.broken or now,
             broken_detail=seen.detail,
             health=None,
+            # Whoever comes up next may not know the name yet; that is a start, not a drain.
+            name_known=False,
+            ended=None,
             asked=None,
             round_trip=None,
+            moved=(None,) * len(evidence.moved),
             tokens_moved=None,
             canary=None,
             engines=(),
@@ -88,7 +92,8 @@ def _connection(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
 
 
 def _round_trip(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
-    if seen.asked and evidence.asked is None:
+    # One asked in place of a lost one waits from the lost one on, unless something proved the engines in between.
+    if seen.asked and (evidence.asked is None or silent_since(evidence) is not evidence.asked):
         evidence = replace(evidence, asked=now)
     trip = seen.round_trip
     if trip is None:
@@ -102,19 +107,28 @@ def _round_trip(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
 
 
 def _metrics(evidence: Evidence, page: EngineMetrics, now: Mark) -> Evidence:
-    tokens = page.generation_tokens
-    moved = tokens is not None and evidence.tokens is not None and tokens > evidence.tokens
+    evidence = replace(evidence, maintenance=(evidence.maintenance or now) if page.maintenance > 0 else None)
+    tokens = page.tokens_by_engine
+    if not tokens and page.generation_tokens is not None:
+        tokens = (page.generation_tokens,)
+    if not tokens:
+        return evidence
+    before, moved = evidence.tokens, evidence.moved
+    if len(before) != len(tokens):
+        before, moved = tokens, (None,) * len(tokens)
+    moved = tuple(now if new > old else mark for new, old, mark in zip(tokens, before, moved, strict=True))
+    seen = [mark for mark in moved if mark is not None]
     generated = evidence.generated
-    if generated is None and (moved or (tokens is not None and tokens > 0)):
-        generated = now
-    busy = page.maintenance > 0
+    if any(new < old for new, old in zip(tokens, before, strict=True)):
+        generated = None  # A counter that fell is another process's.
     return replace(
         evidence,
         metrics=True,
-        tokens=tokens if tokens is not None else evidence.tokens,
-        tokens_moved=now if moved else evidence.tokens_moved,
-        generated=generated,
-        maintenance=(evidence.maintenance or now) if busy else None,
+        tokens=tokens,
+        moved=moved,
+        # One engine that generates says nothing of another that is gone: only the slowest of them proves anything.
+        tokens_moved=min(seen, key=lambda mark: mark.watched) if len(seen) == len(moved) else None,
+        generated=generated or (now if any(tokens) else None),
     )
 
 
@@ -131,13 +145,21 @@ def _stopping(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) ->
     return evidence
 
 
-def new_instance(evidence: Evidence) -> Evidence:
-    """The evidence that outlives an instance: what was proved of the old one says nothing of the new one."""
+def new_instance(evidence: Evidence, *, unseen: bool) -> Evidence:
+    """The evidence that outlives an instance: what was proved of the old one says nothing of the new one.
+
+    ``unseen``: no break was seen in between, so the last round trip may have been the old one's.
+    """
+    if unseen:
+        evidence = replace(evidence, asked=None, answered=None, round_trip=None)
     return replace(
         evidence,
+        draining=False,
+        ended=None,
         generated=None,
         canary=None,
-        tokens=None,
+        tokens=(),
+        moved=(),
         tokens_moved=None,
         round_trips_unsupported=False,
         engines=(),

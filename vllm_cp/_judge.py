@@ -13,7 +13,7 @@ from vllm_cp.models.health import HealthStatus
 from vllm_cp.models.ladder import Expect, Reason, Rung, Rungs, RungState
 from vllm_cp.models.probe import Answer, EngineHealth, EngineState, RoundTrip
 
-__all__ = ["Evidence", "Mark", "Rules", "judge"]
+__all__ = ["Evidence", "Mark", "Rules", "judge", "silent_since"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name in ("answer_within_s", "window_s", "maintenance_s", "drain_after_s", "interval_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
 
 
@@ -73,8 +73,11 @@ class Evidence:
     answered: Mark | None = None
     round_trip: RoundTrip | None = None
     round_trips_unsupported: bool = False
-    #: The token counter was seen to move.
-    tokens: float | None = None
+    #: The token counter of each engine, in the order of the page.
+    tokens: tuple[float, ...] = ()
+    #: When each of them was last seen to move.
+    moved: tuple[Mark | None, ...] = ()
+    #: Since when each of them has moved at least once: the oldest of those moves.
     tokens_moved: Mark | None = None
     maintenance: Mark | None = None
     #: A generation was seen to finish on this instance.
@@ -83,7 +86,7 @@ class Evidence:
     canary: Mark | None = None
     #: Canaries are sent to this worker.
     canaries: bool = False
-    #: The worker's /metrics page is read.
+    #: The worker's /metrics page is read, and counts tokens.
     metrics: bool = False
     engines: tuple[EngineHealth, ...] = ()
 
@@ -105,7 +108,7 @@ def judge(seen: Evidence, rules: Rules, now: Mark) -> tuple[Rungs, Reason | None
     serving, not_serving = _serving(seen)
     answering, silent = _answering(seen, rules, now)
     admitting, held = _admitting(seen, answering)
-    warm = _warm(seen, answering)
+    warm = _warm(seen)
     serving = _below(reachable, serving)
     answering = _below(serving, answering)
     admitting = _below(answering, admitting)
@@ -122,7 +125,7 @@ def judge(seen: Evidence, rules: Rules, now: Mark) -> tuple[Rungs, Reason | None
     for reason in (unreachable, not_serving, silent, held):
         if reason is not None:
             return rungs, reason
-    if rules.ready_rung is Rung.WARM and rungs.admitting.holds:
+    if rules.ready_rung is Rung.WARM and rungs.warm.holds is False:
         return rungs, Reason.NOT_WARM
     return rungs, Reason.STARTING if seen.answered is None else Reason.UNKNOWN
 
@@ -175,28 +178,47 @@ def _newest(*proofs: _Proof) -> _Proof:
     return best
 
 
-def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reason | None]:
+def _proof(seen: Evidence) -> _Proof:
+    """The newest proof that the engines answer."""
     trip = seen.round_trip
     answered = seen.answered if trip and trip.answer in (Answer.ANSWERED, Answer.DISAGREE) else None
-    proof = _newest(_Proof(answered, "round trip"), _Proof(seen.tokens_moved, "tokens"), _Proof(seen.canary, "canary"))
-    at = proof.mark.wall if proof.mark else None
-    provable = not seen.round_trips_unsupported or seen.canaries or seen.metrics
-    fresh = proof.mark is not None and now.watched - proof.mark.watched <= rules.answer_within_s
+    return _newest(_Proof(answered, "round trip"), _Proof(seen.tokens_moved, "tokens"), _Proof(seen.canary, "canary"))
+
+
+def silent_since(seen: Evidence) -> Mark | None:
+    """Since when a round trip has been waiting, and nothing else has proved that the engines answer."""
+    proof = _proof(seen).mark
+    if seen.asked is not None and proof is not None and proof.watched > seen.asked.watched:
+        return proof
+    return seen.asked
+
+
+def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reason | None]:
+    proof, trip, silent = _proof(seen), seen.round_trip, silent_since(seen)
+    waiting = now.watched - silent.watched if silent else 0.0
+    overdue = waiting > rules.answer_within_s
+    lately = False
+    if proof.mark is not None:
+        # A question younger than its limit accuses nobody, and the answer before it may be older by an interval.
+        age = (seen.asked or now).watched - proof.mark.watched
+        lately = age <= rules.answer_within_s + rules.interval_s
 
     def state(holds: bool | None, why: str = "") -> RungState:
-        return RungState(holds=holds, provable=provable, proved_at=at, proof=proof.what, why=why)
+        # Without round trips it is the canary still to come that can prove the rung; else only what is seen.
+        awaited = not seen.round_trips_unsupported or (seen.canaries and seen.generated is None)
+        at = proof.mark.wall if proof.mark else None
+        return RungState(holds=holds, provable=awaited or holds is not None, proved_at=at, proof=proof.what, why=why)
 
-    if trip and trip.answer is Answer.ENGINE_ERROR and not _since(proof.mark, seen.answered):
+    if trip and trip.answer is Answer.ENGINE_ERROR:
+        # Tokens of another engine do not take it back; the next round trip does.
         return state(False, trip.detail or "an engine failed to answer"), Reason.ENGINE_ERROR
-    overdue = _overdue(seen, rules, now)
-    # A question younger than its limit accuses nobody, however old the last answer is.
-    if fresh or (proof.mark is not None and seen.asked is not None and not overdue):
+    if lately and not overdue:
         return state(True), None
     if seen.maintenance is not None and now.watched - seen.maintenance.watched <= rules.maintenance_s:
         return state(None, "a weight update or sleep operation is in flight"), Reason.MAINTENANCE
     if overdue:
-        return state(False, f"a round trip has been waiting for {_waiting(seen, now):.1f} s"), Reason.ENGINE_SILENT
-    if not provable:
+        return state(False, f"a round trip has been waiting for {waiting:.1f} s"), Reason.ENGINE_SILENT
+    if seen.round_trips_unsupported:
         return state(None, "this worker's version has no round trip; a canary or its /metrics could prove it"), None
     return state(None, "not asked yet" if proof.mark is None else "the proof is stale"), None
 
@@ -210,17 +232,15 @@ def _overdue(seen: Evidence, rules: Rules, now: Mark) -> bool:
     return _waiting(seen, now) > rules.answer_within_s
 
 
-def _since(mark: Mark | None, other: Mark | None) -> bool:
-    return mark is not None and other is not None and mark.watched > other.watched
-
-
 def _admitting(seen: Evidence, answering: RungState) -> tuple[RungState, Reason | None]:
     states = {engine.state for engine in seen.engines}
     trip = seen.round_trip
     at, proof = answering.proved_at, answering.proof
 
     def state(holds: bool | None, why: str = "") -> RungState:
-        return RungState(holds=holds, provable=answering.provable, proved_at=at, proof=proof, why=why)
+        # What refutes this rung is known, also where nothing could prove it.
+        provable = answering.provable or holds is False
+        return RungState(holds=holds, provable=provable, proved_at=at, proof=proof, why=why)
 
     if seen.stopping:
         return state(False, "draining or being deleted"), Reason.DRAINING
@@ -235,11 +255,9 @@ def _admitting(seen: Evidence, answering: RungState) -> tuple[RungState, Reason 
     return state(answering.holds, answering.why), None
 
 
-def _warm(seen: Evidence, answering: RungState) -> RungState:
-    provable = answering.provable and (seen.canaries or seen.metrics or seen.generated is not None)
+def _warm(seen: Evidence) -> RungState:
     if seen.generated is not None:
-        what = "canary" if seen.canary else "tokens"
-        return RungState(holds=True, provable=provable, proved_at=seen.generated.wall, proof=what)
-    if not provable:
+        return RungState(holds=True, proved_at=seen.generated.wall, proof="canary" if seen.canary else "tokens")
+    if not (seen.canaries or seen.metrics):
         return RungState(provable=False, why="nothing here sees generations: give an HTTP URL or allow a canary")
     return RungState(holds=False, why="no generation was seen to finish on this instance")

@@ -69,7 +69,8 @@ _HINTS: dict[type[e.ControlError], str] = {
 
 def meaning(code: grpc.StatusCode, detail: str | None, *, target: str, method: str, since: str = "") -> e.ControlError:
     """The error that a status stands for. Never fails: a code unknown to this version is a plain ControlError."""
-    said = detail or ""
+    # When our deadline and the server's race, gRPC may hand over the text as it travelled: "Timeout%20expired".
+    said = (detail or "").replace("%20", " ")
     name = code.name
     args = (target, method, name, said)
 

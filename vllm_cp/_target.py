@@ -77,10 +77,12 @@ def _host_port(text: str, whole: str) -> tuple[str, int]:
             raise ConfigError(f"target {whole!r} goes on after the bracket; write [{inside}]:{DEFAULT_PORT}")
         return _canonical_ipv6(inside), _port(after[1:], whole) if after else DEFAULT_PORT
     if text.count(":") > 1:
+        head, _, tail = text.rpartition(":")
+        examples = [f"[{head}]:{tail}"] if _is_ipv6(head) and tail.isdigit() else []
         if _is_ipv6(text):
-            head, _, tail = text.rpartition(":")
-            example = f"[{head}]:{tail}" if _is_ipv6(head) and tail.isdigit() else f"[{text}]:{DEFAULT_PORT}"
-            raise ConfigError(f"target {whole!r} is IPv6 without brackets; write {example} or [{text}]")
+            examples = [*(examples or [f"[{text}]:{DEFAULT_PORT}"]), f"[{text}]"]
+        if examples:
+            raise ConfigError(f"target {whole!r} is IPv6 without brackets; write {' or '.join(examples)}")
         raise ConfigError(f"target {whole!r} has too many colons; write {_FORMS}")
     host, colon, port = text.partition(":")
     if not _HOST.fullmatch(host):

@@ -245,6 +245,7 @@ class AsyncControlClient:
         )
         reading = asyncio.ensure_future(stream.read())
         checking: asyncio.Future[HealthStatus] | None = None
+        overtaken = False
         last: HealthStatus | None = None
         try:
             while True:
@@ -254,11 +255,14 @@ class AsyncControlClient:
                     message = reading.result()
                     if not isinstance(message, bytes):  # grpc.aio.EOF
                         return
-                    status = call.parse(message)
+                    status = desk.read(call, message)
                     reading = asyncio.ensure_future(stream.read())
+                    overtaken = checking is not None
                 elif checking is not None and checking in done:
-                    status = checking.result()
-                    checking = None
+                    status, stale = checking.result(), overtaken
+                    checking, overtaken = None, False
+                    if stale:  # the stream spoke while this Check was on its way, and knows better
+                        continue
                 else:
                     checking = checking or asyncio.ensure_future(self.check(service, timeout_s=3 * check_every_s))
                     continue

@@ -215,7 +215,9 @@ class ControlClient:
         Source: Control.Shutdown, since vLLM 0.32."""
         return self._run(_rpc.shutdown(), timeout_s, rank)
 
-    def watch(self, service: str = "", *, check_every_s: float = 5.0) -> Iterator[HealthStatus]:
+    def watch(  # noqa: PLR0912  (one race between a stream and a Check, read top to bottom)
+        self, service: str = "", *, check_every_s: float = 5.0
+    ) -> Iterator[HealthStatus]:
         """The health of ``service``, now and at each change. Ends when the server ends the stream, raises otherwise.
 
         A stream that ends after NOT_SERVING is a shutdown or a death. While it is quiet a Check goes out every
@@ -230,7 +232,7 @@ class ControlClient:
         )
         seen: SimpleQueue[bytes | HealthStatus | Exception | None] = SimpleQueue()
         _in_background(_pump, stream, seen)
-        checking = False
+        checking = overtaken = False
         last: HealthStatus | None = None
         try:
             while True:
@@ -245,8 +247,14 @@ class ControlClient:
                     return
                 if isinstance(news, Exception):
                     raise news
-                checking = checking and isinstance(news, bytes)
-                status = call.parse(news) if isinstance(news, bytes) else news
+                if isinstance(news, bytes):
+                    status = desk.read(call, news)
+                    overtaken = checking
+                else:
+                    status, stale = news, overtaken
+                    checking = overtaken = False
+                    if stale:  # the stream spoke while this Check was on its way, and knows better
+                        continue
                 if status != last:
                     last = status
                     yield status

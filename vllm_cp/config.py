@@ -15,6 +15,14 @@ __all__ = ["DEFAULT_TARGET", "Connection", "Retry", "Tls"]
 
 #: A day: the longest time that makes sense to wait for one answer.
 LONGEST_S = 86400.0
+# Where the distributions keep them: Debian, Fedora, SUSE, Alpine and macOS.
+_SYSTEM_ROOTS = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
 DEFAULT_TARGET = f"localhost:{DEFAULT_PORT}"
 
 
@@ -22,7 +30,7 @@ DEFAULT_TARGET = f"localhost:{DEFAULT_PORT}"
 class Tls:
     """TLS to the worker, from PEM files.
 
-    Without ``ca_file`` the CA bundle that gRPC ships is trusted; with ``cert_file`` and ``key_file`` the client
+    Without ``ca_file`` the system's CAs are trusted (those that gRPC ships, where the system has none); with ``cert_file`` and ``key_file`` the client
     shows a certificate (mTLS). Verification cannot be switched off.
     """
 
@@ -40,7 +48,7 @@ class Tls:
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """CA, key and certificate as PEM bytes, ``None`` where no file is set. Raises ConfigError."""
         return (
-            _pem("CA", self.ca_file) if self.ca_file else None,
+            _pem("CA", ca) if (ca := self.ca_file or _system_roots()) else None,
             _pem("key", self.key_file) if self.key_file else None,
             _pem("certificate", self.cert_file) if self.cert_file else None,
         )
@@ -123,6 +131,13 @@ def read_token(path: Path) -> str:
     if not token or not token.isprintable() or " " in token:
         raise ConfigError(f"token file {os.fspath(path)!r} must hold one token on one line")
     return token
+
+
+def _system_roots() -> Path | None:
+    """The system's CAs as one file, ``None`` where there is none. ``SSL_CERT_FILE`` goes first, as everywhere."""
+    if chosen := os.environ.get("SSL_CERT_FILE"):
+        return Path(chosen)
+    return next((path for path in map(Path, _SYSTEM_ROOTS) if path.is_file()), None)
 
 
 def _pem(what: str, path: Path) -> bytes:

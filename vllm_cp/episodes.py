@@ -13,11 +13,11 @@ from types import MappingProxyType
 
 from vllm_cp._clocks import arrive, keep
 from vllm_cp._evidence import Observation, new_instance, take
-from vllm_cp._judge import Mark, Rules, judge
+from vllm_cp._judge import Mark, Rules, judge, silent_since
 from vllm_cp._worker import Fault, Memory, Transition, TransitionKind, WorkerState
 from vllm_cp.models.episode import Cause, EndKind, Episode
 from vllm_cp.models.health import HealthStatus
-from vllm_cp.models.ladder import Rung, Rungs
+from vllm_cp.models.ladder import Reason, Rung, Rungs
 from vllm_cp.models.probe import Answer, EngineState
 from vllm_cp.models.startup import Startup
 
@@ -74,9 +74,11 @@ def step(state: WorkerState, seen: Observation) -> tuple[WorkerState, tuple[Tran
     watched = state.watched + min(elapsed, state.rules.interval_s)
     now = Mark(watched, seen.wall)
     changes: list[Transition] = []
-    new = replace(
-        state, at=max(state.at, seen.at), watched=watched, evidence=take(state.evidence, seen, now, state.rules)
-    )
+    evidence = state.evidence
+    if seen.instance_id is not None and state.instance_id not in (None, seen.instance_id):
+        evidence = new_instance(evidence, unseen=state.instance_fresh)
+    evidence = take(evidence, seen, now, state.rules)
+    new = replace(state, at=max(state.at, seen.at), watched=watched, evidence=evidence)
     new = replace(new, arriving=arrive(new.arriving, state.evidence, new.evidence, now))
     new = _instance(new, seen, now, changes)
     process_start = seen.metrics.process_start if seen.metrics else None
@@ -98,7 +100,10 @@ def _health_changed(was: HealthStatus | None, status: HealthStatus | None, now: 
 
 
 def _instance(state: WorkerState, seen: Observation, now: Mark, changes: list[Transition]) -> WorkerState:
-    if state.evidence.broken is not None:
+    # By the verdict before this observation it was down or went away on purpose; whoever is back may be another one.
+    away = state.rungs.serving.holds is False or state.reason is Reason.DRAINING
+    back = state.evidence.health is HealthStatus.SERVING and not state.evidence.stopping
+    if state.evidence.broken is not None or (away and back):
         state = replace(state, instance_fresh=False)
     if seen.instance_id is None:
         return state
@@ -111,8 +116,8 @@ def _instance(state: WorkerState, seen: Observation, now: Mark, changes: list[Tr
     if was is None:
         return state
     changes.append(Transition(kind=TransitionKind.INSTANCE, wall=now.wall, was=was, now=seen.instance_id))
-    state = replace(state, restarts=state.restarts + 1, evidence=new_instance(state.evidence))
-    # Where the connection broke in between, the worker was seen to go away, and that was a fault or it was not.
+    state = replace(state, restarts=state.restarts + 1)
+    # Where the worker was seen to go away, that was a fault or it was not.
     if unbroken and state.was_admitting and state.fault is None:
         episode = Episode(
             cause=Cause.REPLACED_UNSEEN, start=now.wall, end=now.wall, kind=EndKind.REPLACED, instance_id=was
@@ -172,13 +177,16 @@ def _fault(state: WorkerState, seen: Observation, now: Mark, changes: list[Trans
     up = _up(state)
     planned = state.evidence.stopping or seen.removed
     fault = state.fault
+    if planned and up is False:
+        # It stopped on purpose: who comes next has yet to show that it can serve.
+        state = replace(state, was_admitting=False)
     if fault is None:
         if up is False and state.was_admitting and not planned:
             state = _open(state, seen, now, changes)
         return state
+    if planned and not fault.counted:
+        return _planned(state, fault, now, changes)
     if fault.closed is None:
-        if planned and not fault.counted:
-            return _planned(state, fault, now, changes)
         if seen.removed:
             return _gone(state, fault, now, changes)
         if up:
@@ -197,11 +205,14 @@ def _fault(state: WorkerState, seen: Observation, now: Mark, changes: list[Trans
 def _open(state: WorkerState, seen: Observation, now: Mark, changes: list[Transition]) -> WorkerState:
     cause = _cause(state)
     began = seen.at if seen.began is None else min(seen.began, seen.at)
-    if cause is Cause.ENGINE_SILENT and state.evidence.asked is not None:
+    silent, contact = silent_since(state.evidence), state.evidence.contact
+    if cause is Cause.ENGINE_SILENT and silent is not None:
         # The fault began, as far as anybody can know, with the question that was not answered.
-        began = seen.at - (now.watched - state.evidence.asked.watched)
-    elif cause is Cause.UNREACHABLE and state.evidence.broken is None and state.evidence.contact is not None:
-        began = seen.at - (now.watched - state.evidence.contact.watched)
+        began = seen.at - (now.watched - silent.watched)
+    elif cause is Cause.UNREACHABLE and contact is not None:
+        # However long ago the question was asked that broke off, the last answer came before the fault.
+        last = seen.at - (now.watched - contact.watched)
+        began = last if state.evidence.broken is None else max(began, last)
     episode = Episode(
         cause=cause,
         start=now.wall - (seen.at - began),
@@ -242,7 +253,7 @@ def _recover(state: WorkerState, fault: Fault, seen: Observation, now: Mark, cha
     if not state.instance_fresh and state.instance_id is not None and seen.at - up_since < state.rules.window_s:
         return replace(state, fault=fault)
     kind = EndKind.RESUMED
-    if state.instance_id != fault.episode.instance_id:
+    if fault.episode.instance_id not in (None, state.instance_id):
         kind = EndKind.REPLACED
     elif fault.episode.cause in (Cause.FT_UNHEALTHY, Cause.FT_DEAD):
         kind = EndKind.RETRIED
@@ -273,7 +284,7 @@ def _close(  # noqa: PLR0917  (one call site each; the arguments are the sentenc
 
 
 def _planned(state: WorkerState, fault: Fault, now: Mark, changes: list[Transition]) -> WorkerState:
-    episode = replace(fault.episode, end=now.wall, kind=EndKind.PLANNED)
+    episode = replace(fault.episode, end=now.wall, kind=EndKind.PLANNED, duration_s=None)
     return _count_end(replace(state, fault=None), episode, now, changes)
 
 

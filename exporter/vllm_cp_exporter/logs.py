@@ -72,5 +72,5 @@ def set_up(form: LogFormat, level: str) -> None:
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Other people's debugging is not ours.
-    for name in ("asyncio", "aiohttp", "grpc"):
-        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+    for name in ("asyncio", "aiohttp", "grpc", "httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

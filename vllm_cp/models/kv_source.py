@@ -24,8 +24,8 @@ class Address:
 def resolve_address(advertised: str, worker_host: str | None, transport: str = "zmq") -> Address:
     """What to do with an advertised address, given the host at which we reached the worker.
 
-    Only ``zmq`` can be read. A wildcard host is replaced by ``worker_host`` (bracketed for IPv6), the port kept as given; everything else stays
-    as it is. ``worker_host`` is ``None`` when the worker was reached over a unix socket.
+    Only ``zmq`` can be read. A wildcard host is replaced by ``worker_host`` (bracketed for IPv6), the port kept as
+    given; everything else stays as it is. ``worker_host`` is ``None`` when the worker was reached over a unix socket.
     """
     if not advertised:
         return Address(reason="the server advertises no address")
@@ -39,7 +39,7 @@ def resolve_address(advertised: str, worker_host: str | None, transport: str = "
     if scheme == "ipc":
         return Address(connect_to=advertised)
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit():
+    if scheme != "tcp" or not host or not (port.isascii() and port.isdigit()):
         return Address(reason=f"not a tcp or ipc address: {advertised!r}")
     if int(port) == 0:
         return Address(reason="the server advertises port 0: the real port is not known")

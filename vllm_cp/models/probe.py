@@ -41,6 +41,8 @@ class EngineMetrics:
 
     #: Counter of generated tokens.
     generation_tokens: float | None = None
+    #: The same counter of each engine, in the order of the page.
+    tokens_by_engine: tuple[float, ...] = ()
     #: Requests now running.
     running: float | None = None
     #: Requests now waiting.

@@ -1,0 +1,1 @@
+"""Pure logic: no network, no processes, no waiting."""
