@@ -22,7 +22,7 @@ from vllm_cp.testing import FakeWorker
 SCRIPT = """\
 The exporter watches three workers: http://{listen}/  and  http://{listen}/metrics
 
-    curl -s http://{listen}/metrics | grep -E 'worker_(ready|not_ready|kv_blocks|fault|last_rec).* [^0]'
+    curl -s http://{listen}/metrics | grep -E '^vllm_cp_worker_(ready|not_ready|kv_blocks|fault)' | grep -v ' 0.0$'
 
 What to see, again and again (times are short here; by default a silent engine is accused after 15 s):
 """
@@ -47,6 +47,7 @@ def main() -> int:
             rounds = itertools.count() if args.rounds is None else range(args.rounds)
             for number in rounds:
                 play(one, two, number)
+            time.sleep(8)
         except KeyboardInterrupt:
             print("\nstopping", flush=True)
         finally:

@@ -1,0 +1,1 @@
+"""The audit: ports, TLS, HTTP, the whole, and its verb."""

@@ -1,0 +1,1 @@
+"""The deployment lock: its facts, its text, its two verbs."""

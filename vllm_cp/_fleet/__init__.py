@@ -1,0 +1,1 @@
+"""The parts of ``vllm_cp.fleet``."""
