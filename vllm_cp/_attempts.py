@@ -42,11 +42,16 @@ class Desk:
         self._metadata = _channel.call_metadata(self.connection)
         self._pid = os.getpid()
 
+    @property
+    def inherited(self) -> bool:
+        """Made before a fork: what gRPC holds for it is the parent's, and may be locked for ever."""
+        return os.getpid() != self._pid
+
     def open(self) -> None:
         """Refuse what cannot work: a closed client, or one that crossed a fork."""
         if self.closed:
             raise ClientClosed(f"{self.target}: this client was closed; make a new one")
-        if os.getpid() != self._pid:
+        if self.inherited:
             raise ForkedClient(
                 f"{self.target}: this client was made before fork(); make a new one in the child process"
             )
@@ -129,8 +134,13 @@ class Attempts(Generic[T]):
 
     def answer(self, data: bytes) -> T:
         """Read an answer. Raises EngineFailed when it is no message of the expected kind."""
+        try:
+            value = self._desk.read(self._call, data)
+        except EngineFailed as error:
+            self._record("INTERNAL", error.detail)  # as gRPC calls it when it can't read an answer itself
+            raise
         self._record("OK", "")
-        return self._desk.read(self._call, data)
+        return value
 
     def failure(self, error: grpc.RpcError) -> ControlError:
         """What a failed try means."""

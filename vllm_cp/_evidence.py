@@ -41,16 +41,21 @@ class Observation:
     deleted: bool | None = None
     #: The worker is no longer discovered.
     removed: bool = False
+    #: It is asked at another address from now on: another instance there is no fault.
+    moved: bool = False
     #: What was said, for people.
     detail: str = ""
 
 
 def take(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) -> Evidence:
     """The evidence after one observation."""
+    if seen.moved:
+        # A question in flight was given up with the connection.
+        evidence = replace(evidence, asked=None)
     evidence = _connection(evidence, seen, now)
     evidence = _round_trip(evidence, seen, now)
     if seen.metrics is not None:
-        evidence = _metrics(evidence, seen.metrics, now)
+        evidence = _metrics(evidence, seen.metrics, now, rules)
     if seen.canaries is not None:
         evidence = replace(evidence, canaries=seen.canaries)
     if seen.canary:
@@ -106,8 +111,12 @@ def _round_trip(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
     return replace(evidence, round_trip=trip, answered=now, asked=None, round_trips_unsupported=False)
 
 
-def _metrics(evidence: Evidence, page: EngineMetrics, now: Mark) -> Evidence:
-    evidence = replace(evidence, maintenance=(evidence.maintenance or now) if page.maintenance > 0 else None)
+def _metrics(evidence: Evidence, page: EngineMetrics, now: Mark, rules: Rules) -> Evidence:
+    if page.maintenance > 0:
+        evidence = replace(evidence, maintenance=evidence.maintenance or now)
+    elif evidence.maintenance is not None:
+        in_time = now.watched - evidence.maintenance.watched <= rules.maintenance_s
+        evidence = replace(evidence, maintenance=None, maintained=now if in_time else None)
     tokens = page.tokens_by_engine
     if not tokens and page.generation_tokens is not None:
         tokens = (page.generation_tokens,)
@@ -161,6 +170,5 @@ def new_instance(evidence: Evidence, *, unseen: bool) -> Evidence:
         tokens=(),
         moved=(),
         tokens_moved=None,
-        round_trips_unsupported=False,
         engines=(),
     )

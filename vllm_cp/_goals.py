@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vllm_cp.episodes import WorkerState
 from vllm_cp.errors import NotSupported, OutOfTime
 from vllm_cp.models.ladder import Reason, Rung, Rungs
-from vllm_cp.observer import Clock
+from vllm_cp.observer import MUTE, Clock
 
 __all__ = ["GOALS", "Goal", "Progress"]
 
@@ -57,7 +57,8 @@ class Goal:
         if self._name in {rung.value for rung in Rung}:
             rung = state.rungs[Rung(self._name)]
             if not rung.provable and state.rungs.serving.holds:
-                raise NotSupported(self._target, f"wait for {self._name}", "UNPROVABLE", rung.why, since="0.28")
+                since = "" if self._name == Rung.WARM.value else "0.28"
+                raise NotSupported(self._target, f"wait for {self._name}", "UNPROVABLE", rung.why, since=since)
         if elapsed >= self._deadline_s:
             raise OutOfTime(
                 self._target,
@@ -75,7 +76,8 @@ class Goal:
 
     def _holds(self, state: WorkerState) -> bool:
         if self._name == "gone":
-            return state.rungs.reachable.holds is False
+            # Who drains keeps the port open and answers no call: that is on its way out, and not gone.
+            return state.evidence.broken is not None and state.evidence.broken_detail != MUTE
         if self._name == "drained":
             return state.rungs.reachable.holds is False or state.evidence.stopping
         return bool(state.rungs[Rung(self._name)].holds)

@@ -29,7 +29,7 @@ class Rules:
     #: How often questions are asked; an answer may be that much older than the question that shows it missing.
     interval_s: float = 5.0
     #: A stream that ended in order, on a port that still accepts and does not answer for this long, is a drain.
-    drain_after_s: float = 2.0
+    drain_after_s: float = 3.0
     #: The rung that makes a worker ready.
     ready_rung: Rung = Rung.ADMITTING
     expect: Expect = Expect.SERVING
@@ -80,6 +80,8 @@ class Evidence:
     #: Since when each of them has moved at least once: the oldest of those moves.
     tokens_moved: Mark | None = None
     maintenance: Mark | None = None
+    #: An operation that was in flight was seen to be over, inside the time allowed for it.
+    maintained: Mark | None = None
     #: A generation was seen to finish on this instance.
     generated: Mark | None = None
     #: The last canary's success.
@@ -186,17 +188,19 @@ def _proof(seen: Evidence) -> _Proof:
 
 
 def silent_since(seen: Evidence) -> Mark | None:
-    """Since when a round trip has been waiting, and nothing else has proved that the engines answer."""
-    proof = _proof(seen).mark
-    if seen.asked is not None and proof is not None and proof.watched > seen.asked.watched:
-        return proof
-    return seen.asked
+    """Since when a round trip has been waiting, and nothing else proved that the engines answer, or excused them."""
+    if seen.asked is None:
+        return None
+    marks = (seen.asked, _proof(seen).mark, seen.maintained)
+    return max((mark for mark in marks if mark is not None), key=lambda mark: mark.watched)
 
 
 def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reason | None]:
     proof, trip, silent = _proof(seen), seen.round_trip, silent_since(seen)
     waiting = now.watched - silent.watched if silent else 0.0
     overdue = waiting > rules.answer_within_s
+    # What waited until an operation was over waited with reason, and may wait as long again as any other question.
+    excused = silent is not None and silent is seen.maintained and not overdue and _overdue(seen, rules, now)
     lately = False
     if proof.mark is not None:
         # A question younger than its limit accuses nobody, and the answer before it may be older by an interval.
@@ -212,10 +216,12 @@ def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reas
     if trip and trip.answer is Answer.ENGINE_ERROR:
         # Tokens of another engine do not take it back; the next round trip does.
         return state(False, trip.detail or "an engine failed to answer"), Reason.ENGINE_ERROR
-    if lately and not overdue:
+    if lately and not overdue and not excused:
         return state(True), None
     if seen.maintenance is not None and now.watched - seen.maintenance.watched <= rules.maintenance_s:
         return state(None, "a weight update or sleep operation is in flight"), Reason.MAINTENANCE
+    if excused:
+        return state(None, "a weight update or sleep operation was in flight until now"), Reason.MAINTENANCE
     if overdue:
         return state(False, f"a round trip has been waiting for {waiting:.1f} s"), Reason.ENGINE_SILENT
     if seen.round_trips_unsupported:

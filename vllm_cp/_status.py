@@ -75,7 +75,7 @@ def meaning(code: grpc.StatusCode, detail: str | None, *, target: str, method: s
     args = (target, method, name, said)
 
     def made(kind: type[e.ControlError]) -> e.ControlError:
-        return kind(*args, _HINTS.get(kind, ""))
+        return kind(*args, _hint(kind, said))
 
     if any(mark in said for mark in _TOO_LARGE):
         return made(e.TooLarge)
@@ -134,6 +134,12 @@ def proxy_hint(enabled: bool) -> str:
         return ""
     found = [name for name in _PROXY_VARIABLES if os.environ.get(name) or os.environ.get(name.upper())]
     return f"a proxy is in force ({', '.join(found)}): switch it off or set no_proxy" if found else ""
+
+
+def _hint(kind: type[e.ControlError], said: str) -> str:
+    if kind is e.WorkerUnreachable and "too many pings" in said.lower().replace("_", " "):
+        return "the server sends away clients that ping this often: raise keepalive_s, or leave it out"
+    return _HINTS.get(kind, "")
 
 
 def _version_hint(method: str, since: str) -> str:

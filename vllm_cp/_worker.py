@@ -22,6 +22,8 @@ class TransitionKind(str, Enum):
     RUNG = "rung"
     READY = "ready"
     INSTANCE = "instance"
+    #: Instances take turns: behind this name are several workers, and nothing it says of restarts can be trusted.
+    SHARED_NAME = "shared_name"
     FAULT_OPENED = "fault_opened"
     #: The worker recovered; the end is not counted yet.
     FAULT_CLOSED = "fault_closed"
@@ -80,6 +82,12 @@ class WorkerState:
     instance_id: str | None = None
     #: The instance was read since the connection last broke.
     instance_fresh: bool = False
+    #: The instances before this one, oldest first, as many as are worth remembering.
+    instances_before: tuple[str, ...] = ()
+    #: One of them came back, which no restart can do: several workers answer behind this name, in turns.
+    shared_name: bool = False
+    #: The address was changed, and who answers there was not read yet.
+    moved: bool = False
     #: The worker was once proved able to take requests, so losing that is a fault.
     was_admitting: bool = False
     #: Unix seconds.

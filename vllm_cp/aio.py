@@ -28,6 +28,9 @@ __all__ = ["AsyncControlClient"]
 
 T = TypeVar("T")
 
+#: Longest wait for gRPC to see the end of a stream that was given up, seconds.
+_FAREWELL_S = 0.5
+
 
 class AsyncControlClient:
     """One worker's control plane for asyncio: the same names and signatures as ``ControlClient``.
@@ -50,7 +53,8 @@ class AsyncControlClient:
         """Close the channel; calls in flight end, iterators stop. Closing twice is fine."""
         self._desk.closed = True
         lines, self._lines = self._lines, WeakKeyDictionary()
-        if line := lines.pop(asyncio.get_running_loop(), None):
+        line = lines.pop(asyncio.get_running_loop(), None)
+        if line is not None and not self._desk.inherited:
             await line.channel.close(None)
 
     async def __aenter__(self) -> AsyncControlClient:
@@ -277,11 +281,13 @@ class AsyncControlClient:
             return
         except asyncio.CancelledError:
             # Closing the channel cancels the read, which is not our caller being cancelled.
-            if desk.closed and reading.cancelled():
+            if desk.closed and reading.cancelled() and not _cancelling():
                 return
             raise
         finally:
             stream.cancel()
+            # gRPC learns of the end a moment later, and complains aloud when the event loop is closed by then.
+            await asyncio.wait({reading}, timeout=_FAREWELL_S)
             left = [task for task in (reading, checking) if task is not None]
             for task in left:
                 task.cancel()
@@ -308,7 +314,7 @@ class AsyncControlClient:
                     return attempts.settle(error)
             except asyncio.CancelledError:
                 # Closing the channel cancels what is in flight, which is not our caller being cancelled.
-                if desk.closed and flight.cancelled():
+                if desk.closed and flight.cancelled() and not _cancelling():
                     desk.open()
                 raise
             else:
@@ -335,3 +341,10 @@ class _Line:
         if method is None:
             method = self._ready[path] = self.channel.unary_unary(path, None, None)
         return method
+
+
+def _cancelling() -> bool:
+    """Whether somebody asked the running task itself to stop; Python 3.10 cannot tell, and says no."""
+    task = asyncio.current_task()
+    asked = getattr(task, "cancelling", None)
+    return asked is not None and asked() > 0

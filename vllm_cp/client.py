@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,13 +29,17 @@ __all__ = ["ControlClient"]
 
 T = TypeVar("T")
 
+#: Streams that are being read, and who reads them.
+_reading: dict[object, threading.Thread] = {}
+_leaving = threading.Event()
+
 
 class ControlClient:
     """One worker's control plane. Thread-safe; not usable in a forked child; close it, or use ``with``.
 
-    Every unary call sends its deadline (``timeout_s`` seconds, the connection's by default) and may target one
-    data-parallel ``rank`` (since vLLM 0.28; ignored before). Reads are asked again on UNAVAILABLE inside that deadline,
-    changes never. Failures are ``ControlError`` by meaning, see ``vllm_cp.errors``.
+    Every unary call sends its deadline (``timeout_s`` seconds, the connection's by default). ``rank`` travels as
+    ``x-data-parallel-rank``; of the calls here vLLM heeds it for ``generate`` alone, since 0.28. Reads are asked again
+    on UNAVAILABLE inside that deadline, changes never. Failures are ``ControlError`` by meaning: ``vllm_cp.errors``.
     """
 
     def __init__(self, target: str | Connection = DEFAULT_TARGET, /, *, on_rpc: RpcHook | None = None) -> None:
@@ -51,7 +56,8 @@ class ControlClient:
     def close(self) -> None:
         """Close the channel; calls in flight end, iterators stop. Closing twice is fine."""
         self._desk.closed = True
-        self._channel.close()
+        if not self._desk.inherited:
+            self._channel.close()
 
     def __enter__(self) -> ControlClient:
         return self
@@ -231,7 +237,7 @@ class ControlClient:
             call.request, metadata=desk.metadata(None, call.method)
         )
         seen: SimpleQueue[bytes | HealthStatus | Exception | None] = SimpleQueue()
-        _in_background(_pump, stream, seen)
+        _reading[stream] = _in_background(_pump, stream, seen)
         checking = overtaken = False
         last: HealthStatus | None = None
         try:
@@ -259,13 +265,15 @@ class ControlClient:
                     last = status
                     yield status
         except grpc.RpcError as failed:
-            if desk.closed:
+            if desk.closed or _leaving.is_set():
                 return
             raise desk.meaning(call, failed) from failed
         except ClientClosed:
             return
         finally:
-            stream.cancel()  # type: ignore[no-untyped-call]
+            if not desk.inherited:
+                _reading.pop(stream, None)
+                stream.cancel()  # type: ignore[no-untyped-call]
 
     def _check_into(
         self, seen: SimpleQueue[bytes | HealthStatus | Exception | None], service: str, timeout_s: float
@@ -314,5 +322,21 @@ def _pump(stream: Iterator[bytes], seen: SimpleQueue[bytes | HealthStatus | Exce
         seen.put(error)
 
 
-def _in_background(work: Callable[..., None], *args: object) -> None:
-    threading.Thread(target=work, args=args, daemon=True, name="vllm-cp-watch").start()
+def _in_background(work: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=args, daemon=True, name="vllm-cp-watch")
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _let_go() -> None:
+    """End streams that nobody closed, while their readers can still run.
+
+    The interpreter stops daemon threads wherever they stand. A reader that stood in the stream's lock would hold up
+    whoever finalises the stream, and with it the end of the process, for ever.
+    """
+    _leaving.set()
+    for stream, reader in list(_reading.items()):
+        if reader.is_alive():  # never in a forked child, whose streams are its parent's
+            stream.cancel()  # type: ignore[attr-defined]
+            reader.join(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,15 @@ _SYSTEM_ROOTS = (
     "/etc/ssl/cert.pem",
 )
 DEFAULT_TARGET = f"localhost:{DEFAULT_PORT}"
+_CERTIFIED = re.compile(r"[!-~]{1,253}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """TLS to the worker, from PEM files.
 
-    Without ``ca_file`` the system's CAs are trusted (those that gRPC ships, where the system has none); with ``cert_file`` and ``key_file`` the client
-    shows a certificate (mTLS). Verification cannot be switched off.
+    Without ``ca_file`` the system's CAs are trusted (those that gRPC ships, where the system has none); with
+    ``cert_file`` and ``key_file`` the client shows a certificate (mTLS). Verification cannot be switched off.
     """
 
     ca_file: Path | None = None
@@ -101,6 +103,11 @@ class Connection:
             _positive("keepalive_s", self.keepalive_s)
         if self.server_name is not None and self.tls is None:
             raise ConfigError("server_name is the name in a TLS certificate: give tls too, or drop it")
+        if self.server_name is not None and not _CERTIFIED.fullmatch(self.server_name):
+            raise ConfigError(
+                f"server_name {self.server_name!r} is no name that a certificate holds: ASCII without spaces,"
+                " an international name in its xn-- form"
+            )
         if self.token_file is not None:
             if self.tls is None and not self.insecure_token:
                 raise ConfigError(

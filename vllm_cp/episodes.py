@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+#: More workers than this behind one name are not told from one that restarts.
+_REMEMBERED = 32
+
+
 def remember(state: WorkerState) -> Memory:
     """What to keep of a worker."""
     fault = state.open_fault
@@ -105,15 +109,20 @@ def _instance(state: WorkerState, seen: Observation, now: Mark, changes: list[Tr
     back = state.evidence.health is HealthStatus.SERVING and not state.evidence.stopping
     if state.evidence.broken is not None or (away and back):
         state = replace(state, instance_fresh=False)
+    if seen.moved:
+        state = replace(state, moved=True, shared_name=False, instances_before=())
     if seen.instance_id is None:
         return state
-    was, unbroken = state.instance_id, state.instance_fresh
-    state = replace(state, instance_id=seen.instance_id, instance_fresh=True)
+    was, unbroken = state.instance_id, state.instance_fresh and not state.moved
+    state = replace(state, instance_id=seen.instance_id, instance_fresh=True, moved=False)
     if was == seen.instance_id:
         return replace(state, arriving=None)
     # Clocks are kept of a start that was watched, from a closed port on.
     state = replace(state, startup=state.arriving or Startup(), arriving=None)
     if was is None:
+        return state
+    state = _turns(state, was, now, changes)
+    if state.shared_name:
         return state
     changes.append(Transition(kind=TransitionKind.INSTANCE, wall=now.wall, was=was, now=seen.instance_id))
     state = replace(state, restarts=state.restarts + 1)
@@ -124,6 +133,22 @@ def _instance(state: WorkerState, seen: Observation, now: Mark, changes: list[Tr
         )
         state = _count_end(_count_fault(state, episode, now, changes), episode, now, changes)
     return state
+
+
+def _turns(state: WorkerState, was: str, now: Mark, changes: list[Transition]) -> WorkerState:
+    """Whether the instance that answers now is one that was there before: an id is never given twice."""
+    assert state.instance_id is not None
+    if state.instance_id in state.instances_before and not state.shared_name:
+        known = len({*state.instances_before, was})
+        detail = f"{known} instances answer in turns: name each worker apart"
+        changes.append(
+            Transition(
+                kind=TransitionKind.SHARED_NAME, wall=now.wall, was=was, now=state.instance_id, detail=detail
+            )
+        )
+        state = replace(state, shared_name=True)
+    before = (*(one for one in state.instances_before if one != was), was)
+    return replace(state, instances_before=before[-_REMEMBERED:])
 
 
 def _verdict(state: WorkerState, now: Mark, changes: list[Transition]) -> WorkerState:

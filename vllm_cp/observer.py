@@ -13,14 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_cp.episodes import Memory, Observation, Rules, Transition, WorkerState, begin, step
-from vllm_cp.errors import ControlError, EngineFailed, NotSupported, OutOfTime, RanksDisagree, WorkerUnreachable
+from vllm_cp.errors import (
+    ControlError,
+    EngineFailed,
+    NotSupported,
+    OutOfTime,
+    RanksDisagree,
+    TlsFailed,
+    WorkerUnreachable,
+)
 from vllm_cp.models.generated import FinishReason, Generated
 from vllm_cp.models.health import HealthStatus
 from vllm_cp.models.ladder import Rung
 from vllm_cp.models.probe import Answer, EngineHealth, EngineMetrics, RoundTrip
 from vllm_cp.models.server import ServerInfo
 
-__all__ = ["Clock", "Observer"]
+__all__ = ["MUTE", "Clock", "Observer"]
+
+#: What is seen of a port that is open while nobody answers behind it.
+MUTE = "the port accepts calls and answers none"
+# What gRPC says of it when it has waited for long enough.
+_NO_WORD = "timed out before receiving SETTINGS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,8 @@ class Observer:
         self.round_trip_s: float | None = None
         self._on_transitions = on_transitions
         self._last_contact: float | None = None
+        #: The instance that was found to have no round trips.
+        self._without_round_trips: str | None = None
 
     def feed(self, **seen: Any) -> tuple[Transition, ...]:
         """One observation, stamped now; fields as in ``Observation``. Without any: time passes."""
@@ -74,9 +89,13 @@ class Observer:
 
     @property
     def wants_round_trip(self) -> bool:
-        """There are engines to ask: the server serves, does not stop, and has the RPC. In a drain calls hang."""
+        """There are engines to ask: the server serves, does not stop, and has the RPC. In a drain calls hang.
+
+        That the RPC is missing is asked of each instance once: another one may be of another version.
+        """
         seen = self.state.evidence
-        return seen.health is HealthStatus.SERVING and not seen.stopping and not seen.round_trips_unsupported
+        missing = seen.round_trips_unsupported and self._without_round_trips == self.state.instance_id
+        return seen.health is HealthStatus.SERVING and not seen.stopping and not missing
 
     @property
     def wants_canary(self) -> bool:
@@ -99,16 +118,18 @@ class Observer:
         if isinstance(answer, HealthStatus):
             self._prove("health")
             return self.feed(contact=True, health=answer, began=began)
-        if isinstance(answer, WorkerUnreachable):
-            return self.feed(contact=False, began=began, detail=answer.detail or answer.meaning)
-        if isinstance(answer, OutOfTime):
+        if isinstance(answer, OutOfTime) or (isinstance(answer, WorkerUnreachable) and _NO_WORD in answer.detail):
             # A draining server accepts calls and answers none: that is no outage.
             if self.state.evidence.ended is not None or self.state.evidence.stopping:
                 return self.feed()
             return self.feed(
-                contact=False, began=self._last_contact if self._last_contact is not None else began,
-                detail="the port accepts calls and answers none",
-            )  # fmt: skip
+                contact=False, began=self._last_contact if self._last_contact is not None else began, detail=MUTE
+            )
+        if isinstance(answer, WorkerUnreachable):
+            # TLS libraries speak in riddles; what they mean is in the hint.
+            riddle = isinstance(answer, TlsFailed) and answer.hint
+            detail = f"{answer.meaning}: {answer.hint}" if riddle else answer.detail or answer.meaning
+            return self.feed(contact=False, began=began, detail=detail)
         return self.feed(contact=True, detail=str(answer))
 
     def stream_ended(self) -> tuple[Transition, ...]:
@@ -132,6 +153,7 @@ class Observer:
             trip = RoundTrip(answer=Answer.ENGINE_ERROR, seconds=seconds, detail=answer.detail)
         elif isinstance(answer, NotSupported):
             trip = RoundTrip(answer=Answer.UNSUPPORTED)
+            self._without_round_trips = self.state.instance_id
         else:
             # Out of time or unreachable: whether the *port* is gone is for a Check to say, not for a question that
             # may have waited for a frozen engine.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,25 @@ import pytest
 from tests.certs import Certs, make_certs
 from tests.cli.process import Ended
 from vllm_cp import Connection
-from vllm_cp.cli import _fanout, main
+from vllm_cp.cli import _fanout, _watching, main, probe
 from vllm_cp.testing import FakeWorker
 
 Cli = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, context_file: Path) -> None:
     """No setting of the machine reaches the runs in this process."""
     for name in list(os.environ):
         if name.startswith("VLLM_CP_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_CP_CONTEXT_FILE", str(context_file))
+
+
+@pytest.fixture
+def context_file(tmp_path: Path) -> Path:
+    """Where the runs in this process keep contexts; there is none yet."""
+    return tmp_path / "contexts.json"
 
 
 @pytest.fixture
@@ -52,11 +60,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
     """The connections that a command line stands for; nobody is asked."""
     seen: list[Connection] = []
 
-    def nobody(connections: list[Connection], _: object) -> list[Any]:
+    def nobody(connections: list[Connection], *_: object, **__: object) -> list[Any]:
         seen[:] = connections
         return []
 
+    def probed(connection: Connection, *_: object) -> probe._Said:
+        seen[:] = [connection]
+        return probe._Said("serving")
+
     monkeypatch.setattr(_fanout, "ask_all", nobody)
+    monkeypatch.setattr(_watching, "watch_all", nobody)
+    monkeypatch.setattr(probe, "_probe", probed)
     return seen
 
 

@@ -67,12 +67,30 @@ RICH_SOURCES = (
 )
 OLD = ServerInfo(api_version="vllm", instance_id="1", max_model_len=4096, total_kv_blocks=0, kv_block_size=0)
 OLD_MODEL = ModelInfo(model_id="/models/tiny", served_model_name="tiny", supports_text_input=True)
+#: All that the verbs call.
 METHODS = (
     "Health.Check",
-    "Control.GetServerInfo",
-    "Control.GetModelInfo",
-    "Control.GetKvEventSources",
-    "Control.Abort",
+    "Health.Watch",
+    *(
+        f"Control.{name}"
+        for name in (
+            "GetServerInfo",
+            "GetModelInfo",
+            "GetKvEventSources",
+            "Abort",
+            "PauseGeneration",
+            "ResumeGeneration",
+            "IsPaused",
+            "Sleep",
+            "WakeUp",
+            "GetWeightVersion",
+            "UpdateWeightVersion",
+            "LoadLora",
+            "UnloadLora",
+            "ListLoras",
+            "Shutdown",
+        )
+    ),
 )
 
 
@@ -84,6 +102,7 @@ def known_fleet() -> Iterator[list[FakeWorker]]:
         FakeWorker(version="0.27.0", info=OLD, model=OLD_MODEL) as old,
         FakeWorker() as denying,
     ):
+        rich.set(managed=True)
         for method in METHODS:
             denying.fail(method, "PERMISSION_DENIED", "RBAC: access denied")
         yield [rich, old, denying]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import NamedTuple
 
 COMMAND = (sys.executable, "-m", "vllm_cp.cli")
@@ -30,7 +33,9 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This environment without settings that change output or transport, and with ``changes``."""
     gone = {*_CLEARED, *_PROXIES, *(name.upper() for name in _PROXIES)}
     kept = {k: v for k, v in os.environ.items() if k not in gone and not k.startswith("VLLM_CP_")}
-    return {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(changes or {})}
+    # No context file of the machine's owner either.
+    plain = {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "XDG_CONFIG_HOME": "/nonexistent"}
+    return {**kept, **plain, **(changes or {})}
 
 
 def start(*args: str | bytes, env: Mapping[str, str] | None = None, **settings: object) -> subprocess.Popen[bytes]:
@@ -65,9 +70,8 @@ def shell(script: str, *args: str, env: Mapping[str, str] | None = None) -> Ende
 
 def on_terminal(*args: str, columns: int = 80, env: Mapping[str, str] | None = None) -> Ended:
     """One run with a terminal of that width as its standard output."""
-    ours, theirs = pty.openpty()
+    ours, theirs = _terminal(columns)
     try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = start(*args, env=env, stdout=theirs)
         os.close(theirs)
         seen = b"".join(iter(lambda: _read(ours), b""))
@@ -75,6 +79,78 @@ def on_terminal(*args: str, columns: int = 80, env: Mapping[str, str] | None = N
     finally:
         os.close(ours)
     return Ended(process.returncode, seen.decode().replace("\r\n", "\n"), err.decode())
+
+
+class Terminal:
+    """A run that has a terminal to itself: what it shows is read, what it asks is answered.
+
+    with Terminal("shutdown", "--target", target) as terminal:
+        terminal.expect("Go on?")
+        terminal.press("y\\n")
+        assert terminal.end() == 0
+    """
+
+    def __init__(self, *args: str, columns: int = 80, env: Mapping[str, str] | None = None) -> None:
+        self._ours, theirs = _terminal(columns)
+        # The run leads its own session, so that it can have this terminal for Ctrl-C.
+        command = [sys.executable, "-c", _TAKE_TERMINAL, *COMMAND, *args]
+        self._process = subprocess.Popen(
+            command, env=environment(env), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        #: All that was shown so far.
+        self.shown = ""
+
+    def expect(self, text: str, timeout_s: float = 15.0) -> str:
+        """Wait until ``text`` has been shown; gives all that was shown so far."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} was never shown, but {self.shown!r}"
+            if not self._more(0.1) and self._process.poll() is not None:
+                assert text in self.shown, f"ended without {text!r}, after {self.shown!r}"
+        return self.shown
+
+    def press(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._ours, keys.encode())
+
+    def end(self, timeout_s: float = 15.0) -> int:
+        """Wait for its end, reading on; the exit code."""
+        deadline = time.monotonic() + timeout_s
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on, after {self.shown!r}"
+            self._more(0.05)
+        while self._more(0.0):
+            pass
+        return self._process.returncode
+
+    def _more(self, wait_s: float) -> bool:
+        ready, _, _ = select.select([self._ours], [], [], wait_s)
+        data = _read(self._ours) if ready else b""
+        self.shown += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._ours)
+
+
+_TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def _terminal(columns: int) -> tuple[int, int]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    return ours, theirs
 
 
 def _read(descriptor: int) -> bytes:

@@ -7,11 +7,21 @@ import json
 import pytest
 import yaml
 
-from tests.cli.facts import METHODS, known_fleet
+from tests.cli.conftest import Cli
+from tests.cli.facts import known_fleet
 from tests.cli.process import ended, start
 from vllm_cp.testing import FakeWorker
 
-VERBS = [("health",), ("info",), ("model",), ("kv", "sources"), ("abort", "a")]
+VERBS = [
+    ("health",),
+    ("info",),
+    ("model",),
+    ("kv", "sources"),
+    ("abort", "a", "--all", "--yes"),
+    ("resume", "--all"),
+]
+#: What the old worker can't do.
+_SINCE_0_28 = VERBS[5:]
 ENVIRONMENTS = [
     {},
     {"FORCE_COLOR": "1"},
@@ -33,7 +43,7 @@ def test_json_parses(env: dict[str, str], nobody: str) -> None:
         for verb, got in zip(VERBS, map(ended, runs), strict=True):
             data = json.loads(got.out)
             assert [row["target"] for row in data] == targets
-            assert ["error" in row for row in data] == [False, False, True, True], verb
+            assert ["error" in row for row in data] == [False, verb in _SINCE_0_28, True, True], verb
             assert "\x1b" not in got.out
             assert got.code == 6
             for row in data[2:]:
@@ -65,16 +75,28 @@ def test_usage_error_leaves_standard_output_empty() -> None:
     assert (got.code, got.out) == (2, "")
 
 
-def test_yaml_says_the_same_as_json() -> None:
+def test_yaml_says_the_same_as_json(cli: Cli) -> None:
     """Both formats hold the same data."""
     with known_fleet() as workers:
         flags = [part for worker in workers for part in ("--target", worker.target)]
         for verb in VERBS:
-            one = ended(start(*verb, *flags, "-o", "json"))
-            two = ended(start(*verb, *flags, "-o", "yaml"))
+            one = cli(*verb, *flags, "-o", "json")
+            two = cli(*verb, *flags, "-o", "yaml")
             assert json.loads(one.out) == yaml.safe_load(two.out)
 
 
-def test_methods_of_the_fleet_are_those_of_the_verbs() -> None:
-    """The denying worker of these tests denies what the verbs call."""
-    assert len(METHODS) == len(VERBS)
+def test_jsonl_is_one_object_a_line(cli: Cli) -> None:
+    """jsonl holds the objects of json, each on a line of its own, in ASCII."""
+    with known_fleet() as workers:
+        flags = [part for worker in workers for part in ("--target", worker.target)]
+        one = cli("info", *flags, "-o", "json")
+        two = cli("info", *flags, "-o", "jsonl")
+    assert [json.loads(line) for line in two.out.splitlines()] == json.loads(one.out)
+    assert two.out.isascii()
+
+
+def test_dry_run_is_data_too(worker: FakeWorker, cli: Cli) -> None:
+    """A dry run prints what it would do as records, and says on standard error that nothing was sent."""
+    got = cli("shutdown", "--dry-run", "--target", worker.target, "-o", "json")
+    assert json.loads(got.out) == [{"target": worker.target, "result": "dry run"}]
+    assert got.err.endswith("nothing was sent\n")

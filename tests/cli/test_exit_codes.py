@@ -56,10 +56,10 @@ def test_file_that_went_away(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
     """A certificate that vanishes between the check and the call is 4, and no defect of ours."""
     from vllm_cp.cli import _fanout
 
-    def gone(_: object) -> None:
+    def gone(_: object, **__: object) -> None:
         raise errors.ConfigError("cannot read TLS CA file 'ca.pem': No such file or directory")
 
-    monkeypatch.setattr(_fanout, "ControlClient", gone)
+    monkeypatch.setattr(_fanout, "Client", gone)
     ended = cli("health", "--target", worker.target)
     assert ended.code == 4
     assert ended.err == f"vllm-cp: {worker.target}: cannot read TLS CA file 'ca.pem': No such file or directory\n"

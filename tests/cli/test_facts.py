@@ -80,7 +80,8 @@ def test_draining_worker(worker: FakeWorker, cli: Cli) -> None:
 def test_abort_claims_no_count(worker: FakeWorker, cli: Cli) -> None:
     """Known, unknown and repeated ids are all just sent, in one call per target."""
     with FakeWorker() as other:
-        ended = cli("abort", "a", "a", "nobody", "--target", worker.target, "--target", other.target)
+        both = ("--target", worker.target, "--target", other.target)
+        ended = cli("abort", "a", "a", "nobody", *both, "--all", "--yes")
         assert ended.code == 0
         for one in (worker, other):
             (call,) = one.calls

@@ -9,7 +9,7 @@ import pytest
 from tests.certs import Certs
 from tests.cli.conftest import Cli
 from vllm_cp import Connection
-from vllm_cp.cli import _context
+from vllm_cp.cli._flags import CONNECTION
 from vllm_cp.testing import FakeWorker
 
 
@@ -75,7 +75,7 @@ def test_every_flag_reaches_the_connection_and_has_its_variable(
     }
     switches = ["--tls", "--insecure-token", "--proxy"]
     flags = [word for pair in settings.items() for word in pair] + switches
-    assert {*settings, *switches} == {flag.option for flag in _context._FLAGS}
+    assert {*settings, *switches, "--context"} == {flag.option for flag in CONNECTION}
 
     assert cli(*flags, "health").code == 0
     before = list(asked)
@@ -109,20 +109,20 @@ def test_tls_trusts_what_the_system_trusts(
     certs: Certs, asked: list[Connection], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """--tls takes the system's CA file, SSL_CERT_FILE before it, and gRPC's own bundle where there is none."""
-    monkeypatch.setattr(_context, "_SYSTEM_ROOTS", ("/nonexistent", str(certs.wrong_ca)))
+    monkeypatch.setattr("vllm_cp.config._SYSTEM_ROOTS", ("/nonexistent", str(certs.wrong_ca)))
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     cli("health", "--tls")
     assert asked[0].tls is not None
-    assert asked[0].tls.ca_file == certs.wrong_ca
+    assert asked[0].tls.read()[0] == certs.wrong_ca.read_bytes()
     monkeypatch.setenv("SSL_CERT_FILE", str(certs.ca))
     cli("health", "--tls")
     assert asked[0].tls is not None
-    assert asked[0].tls.ca_file == certs.ca
+    assert asked[0].tls.read()[0] == certs.ca.read_bytes()
     monkeypatch.delenv("SSL_CERT_FILE")
-    monkeypatch.setattr(_context, "_SYSTEM_ROOTS", ())
+    monkeypatch.setattr("vllm_cp.config._SYSTEM_ROOTS", ())
     cli("health", "--tls")
     assert asked[0].tls is not None
-    assert asked[0].tls.ca_file is None
+    assert asked[0].tls.read()[0] is None
 
 
 def test_timeout_is_the_deadline_the_worker_sees(worker: FakeWorker, cli: Cli) -> None:

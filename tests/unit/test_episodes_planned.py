@@ -44,6 +44,13 @@ def test_a_deletion_in_the_window_covers_a_worker_that_came_back_for_a_moment() 
     """A shutdown that flickers is a shutdown."""
     story = Story().up(0).at(5, contact=True, health=NOT_SERVING).up(6).at(8, deleted=True).down(20)
     assert (story.faults, story.ends) == ({}, {"planned": 1})
+    assert story.ended[0].duration_s is None
+
+
+def test_a_deletion_that_was_taken_back_excuses_nothing_later() -> None:
+    """A worker that was up all the time it was to be deleted, and no longer is, can crash like any other."""
+    story = Story().up(0).at(5, deleted=True).lives(10).at(11, deleted=False).lives(20).down(40)
+    assert story.faults == {"unreachable": 1}
 
 
 def test_a_removal_later_is_gone() -> None:
@@ -71,7 +78,7 @@ def test_a_drain_is_planned() -> None:
     story = Story().up(0).lives(10)
     story.at(10.1, contact=True, health=NOT_SERVING).at(10.11, stream_ended=True)
     assert story.state.reason is Reason.NOT_SERVING
-    story.at(13)
+    story.at(14)
     assert story.state.reason is Reason.DRAINING
     story.at(30).down(60)
     assert (story.faults, story.ends) == ({}, {"planned": 1})

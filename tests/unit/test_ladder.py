@@ -191,9 +191,11 @@ def test_maintenance_is_no_silence_until_a_ceiling() -> None:
 
 
 def test_after_maintenance_the_engines_must_answer() -> None:
-    """The moment the update is over, a question that is overdue accuses again."""
+    """A question that waited for an update to end may wait as long again as any other, and then accuses."""
     story = Story().up(0).at(5, contact=True, asked=True, metrics=page(1.0, maintenance=2.0)).talks(30)
-    story.at(31, contact=True, metrics=page(1.0))
+    story.at(31, contact=True, metrics=page(1.0)).talks(46)
+    assert (ladder(story), story.state.reason) == ("11---", Reason.MAINTENANCE)
+    story.talks(47)
     assert story.state.reason is Reason.ENGINE_SILENT
 
 

@@ -1,112 +1,111 @@
-"""Which workers, reached how, shown how: the flags that every verb takes, before and after it."""
+"""Which workers, reached how, shown how: what the flags, the environment and the context file come to."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from vllm_cp.cli._output import FORMATS
+from vllm_cp.cli import _contexts
+from vllm_cp.cli._exit import Exit
+from vllm_cp.cli._flags import BY_NAME, kept
+from vllm_cp.cli._output import FORMATS, Shape
 from vllm_cp.cli._text import plain
 
 if TYPE_CHECKING:
+    from vllm_cp.cli._table import View
     from vllm_cp.config import Connection, Tls
 
-__all__ = ["CredentialsError", "SharedOption", "connections", "decoded", "output", "shared_options"]
+__all__ = [
+    "LONGEST_S",
+    "ContextFileError",
+    "CredentialsError",
+    "LocalError",
+    "connections",
+    "context_file",
+    "decoded",
+    "effective_context",
+    "flags_only",
+    "given",
+    "output",
+    "seconds",
+    "shape",
+    "whole_timeout",
+]
 
 T = TypeVar("T")
 
-_KEPT = "vllm_cp.cli.flags"
+_DEFAULT_S = 5.0
 #: A day. gRPC turns far longer deadlines into ones that have passed.
-_LONGEST_S = 86400.0
-# Where systems keep the CAs they trust, as one file: Debian, Fedora, SUSE, RHEL, Alpine.
-_SYSTEM_ROOTS = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
+LONGEST_S = 86400.0
+_FLEET = "vllm_cp.cli.fleet"
+_ALONE = "vllm_cp.cli.alone"
 
 
-class CredentialsError(click.ClickException):
+class LocalError(click.ClickException):
+    """Something on this machine is not as it must be, and the command line is not to blame."""
+
+    code = Exit.UNEXPECTED
+
+
+class CredentialsError(LocalError):
     """A certificate, key or token on this machine can't be used."""
 
-
-class _Flag(NamedTuple):
-    option: str
-    metavar: str | None
-    help: str
-    multiple: bool = False
-
-    @property
-    def variable(self) -> str:
-        return "VLLM_CP_" + self.option.removeprefix("--").replace("-", "_").upper()
+    code = Exit.CREDENTIALS
 
 
-_FLAGS = (
-    _Flag("--target", "HOST:PORT", "Worker to ask; repeatable. Port 8001 if left out. [default: localhost:8001]", True),
-    _Flag("--timeout", "SECONDS", "Longest wait for each answer. [default: 5]"),
-    _Flag("--tls", None, "Use TLS and trust the system's CAs."),
-    _Flag("--tls-ca", "FILE", "Use TLS and trust the CAs in this PEM file only."),
-    _Flag("--tls-cert", "FILE", "Use TLS and show this certificate (PEM)."),
-    _Flag("--tls-key", "FILE", "Key of --tls-cert (PEM)."),
-    _Flag("--server-name", "NAME", "Name in the worker's certificate, if not the one dialled."),
-    _Flag("--token-file", "FILE", "Send the bearer token in this file; over TLS only."),
-    _Flag("--insecure-token", None, "Send the token over plaintext too, for all to read."),
-    _Flag("--proxy", None, "Honour http_proxy and its kin; else workers are reached directly."),
-)
-_BY_NAME = {flag.option.removeprefix("--"): flag for flag in _FLAGS}
+class ContextFileError(LocalError):
+    """The context file can't be used."""
+
+    code = Exit.USAGE
 
 
-class SharedOption(click.Option):
-    """A flag that is taken at every level of the command line; what stands later counts."""
+class Fleet(NamedTuple):
+    """A context that is in force."""
+
+    name: str
+    settings: dict[str, Any]
 
 
-def shared_options() -> list[click.Option]:
-    """Fresh options for one command: the connection flags and ``-o``."""
-    made: list[click.Option] = [
-        SharedOption(
-            [flag.option],
-            metavar=flag.metavar,
-            help=flag.help,
-            multiple=flag.multiple,
-            # Said only where it is so: a plain no makes click take the option without its value.
-            is_flag=True if flag.metavar is None else None,
-            expose_value=False,
-            callback=_keep,
+def output(allowed: Sequence[str] = FORMATS) -> str:
+    """The format asked for. Raises UsageError for one that the verb does not have."""
+    chosen = str(kept().get("output", "table"))
+    if chosen not in allowed:
+        raise click.UsageError(f"-o {chosen}: this verb has {', '.join(allowed)} only")
+    return chosen
+
+
+def shape(view: View) -> Shape:
+    """How the answer is to be shown. Raises UsageError for columns that the view does not have."""
+    chosen = output()
+    columns, sort = kept().get("columns"), kept().get("sort")
+    if columns is not None and chosen not in ("table", "wide"):
+        raise click.UsageError(f"--columns chooses columns of a table, and -o is {chosen}")
+    try:
+        return Shape(
+            chosen,
+            None if columns is None else tuple(view.find(name) for name in columns.split(",")),
+            None if sort is None else view.find(sort.removeprefix("-")),
+            sort is not None and sort.startswith("-"),
         )
-        for flag in _FLAGS
-    ]
-    made.append(
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(FORMATS),
-            help="Format on standard output. [default: table]",
-            expose_value=False,
-            callback=_keep,
-        )
-    )
-    return made
+    except LookupError as error:
+        raise click.UsageError(str(error.args[0])) from None
 
 
-def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    # Groups are parsed before their verbs and share one meta, so that later flags overwrite earlier ones.
-    assert parameter.name is not None
-    if ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE:
-        ctx.meta.setdefault(_KEPT, {})[parameter.name.replace("_", "-")] = value
+def whole_timeout(default_s: float) -> float:
+    """``--timeout`` of a verb for which it bounds the whole run; its variable is about single answers."""
+    return seconds("--timeout", kept()["timeout"]) if "timeout" in kept() else default_s
 
 
-def output() -> str:
-    """The format asked for."""
-    return str(_kept().get("output", "table"))
+def connections(*, at_most_s: float | None = None, default_s: float = _DEFAULT_S) -> list[Connection]:
+    """A connection for each worker, in order, each once. Raises UsageError or CredentialsError; sends nothing.
 
-
-def connections() -> list[Connection]:
-    """A connection for each worker, in order, each once. Raises UsageError or CredentialsError; sends nothing."""
+    ``at_most_s`` is the time of a whole run, which then is what ``--timeout`` stands for: no answer may take longer.
+    ``default_s`` is the time for one answer where nobody chose one.
+    """
     from vllm_cp._target import parse_target
     from vllm_cp.config import DEFAULT_TARGET, Connection, read_token
     from vllm_cp.errors import ConfigError
@@ -118,10 +117,11 @@ def connections() -> list[Connection]:
             targets.setdefault(parse_target(text).name, text)
         except ConfigError as error:
             raise click.UsageError(f"{source}: {error}") from None
-    timeout_s = _timeout()
+    timeout_s = _timeout(at_most_s, default_s)
     tls = _tls()
     token_file = _path("token-file")
-    insecure_token, server_name = _switch("insecure-token"), _text("server-name")[1]
+    insecure_token = _switch("insecure-token")
+    named_by, server_name = _text("server-name")
     if server_name is not None and tls is None:
         raise click.UsageError("--server-name is a name in a TLS certificate: give --tls or --tls-ca with it")
     if token_file is not None:
@@ -131,18 +131,22 @@ def connections() -> list[Connection]:
                 " or --insecure-token if you accept that"
             )
         _usable(lambda: read_token(token_file))
-    return [
-        Connection(
-            target=text,
-            tls=tls,
-            token_file=token_file,
-            insecure_token=insecure_token,
-            timeout_s=timeout_s,
-            proxy=_switch("proxy"),
-            server_name=server_name,
-        )
-        for text in targets.values()
-    ]
+    proxy = _switch("proxy")
+    try:
+        return [
+            Connection(
+                target=text,
+                tls=tls,
+                token_file=token_file,
+                insecure_token=insecure_token,
+                timeout_s=timeout_s,
+                proxy=proxy,
+                server_name=server_name,
+            )
+            for text in targets.values()
+        ]
+    except ConfigError as error:  # all but the server name was checked above
+        raise click.UsageError(f"{named_by}: {error}") from None
 
 
 def _tls() -> Tls | None:
@@ -153,42 +157,121 @@ def _tls() -> Tls | None:
         raise click.UsageError("--tls-cert and --tls-key belong together: give both or neither")
     if ca is None and cert is None and not _switch("tls"):
         return None
-    return _usable(lambda: Tls(ca_file=ca or _system_roots(), cert_file=cert, key_file=key))
-
-
-def _system_roots() -> Path | None:
-    """The system's CAs as one file; ``None`` leaves the choice to gRPC, which brings a bundle of its own."""
-    if chosen := os.environ.get("SSL_CERT_FILE"):
-        return Path(chosen)
-    return next((path for path in map(Path, _SYSTEM_ROOTS) if path.is_file()), None)
+    return _usable(lambda: Tls(ca_file=ca, cert_file=cert, key_file=key))
 
 
 def _targets(default: str) -> tuple[str, list[str]]:
-    kept = _kept().get("target")
-    if kept is not None:
-        return "--target", list(kept)
-    variable, text = _text("target")
-    listed: list[str] = str(text or "").replace(",", " ").split()
-    return variable, listed or [default]
+    source, texts = _named_targets()
+    fleet = effective_context()
+    if texts or fleet is None:
+        return source, texts or [default]
+    return f"context {fleet.name!r}", list(fleet.settings["targets"])
 
 
-def _timeout() -> float:
-    source, text = _text("timeout")
-    if text is None:
-        return 5.0
+def _named_targets() -> tuple[str, list[str]]:
+    """The workers named one by one; further sources of targets join here."""
+    if "target" in kept():
+        return "--target", list(kept()["target"])
+    variable = BY_NAME["target"].variable
+    # Whoever names a fleet on the command line means its workers, not those that happen to be in the environment.
+    text = "" if "context" in kept() else _variable("target")
+    return variable, text.replace(",", " ").split()
+
+
+def flags_only() -> None:
+    """From here on neither the environment nor a context counts."""
+    click.get_current_context().meta[_ALONE] = True
+
+
+def _variable(name: str) -> str:
+    """What the variable of a flag says; "" for nothing."""
+    variable = BY_NAME[name].variable
+    alone = click.get_current_context().meta.get(_ALONE)
+    return "" if alone else decoded(variable, os.environ.get(variable, ""))
+
+
+def effective_context() -> Fleet | None:
+    """The context in force. Raises UsageError for one that does not exist, ContextFileError for a broken file.
+
+    One named on the command line is in force whatever the targets. Any other is not where workers outside of it are
+    named: its token is meant for its own.
+    """
+    meta = click.get_current_context().meta
+    if meta.get(_ALONE):
+        return None
+    if _FLEET not in meta:
+        meta[_FLEET] = _find_context()
+    fleet: Fleet | None = meta[_FLEET]
+    return fleet
+
+
+def _find_context() -> Fleet | None:
+    source, name = "--context", given("context")
+    if name is None:
+        source, name = BY_NAME["context"].variable, _variable("context") or None
+    path = _contexts.file_path()
+    store = context_file(path) if path is not None else None
+    if name is None and store is not None:
+        name = store.current
+    if name is None:
+        return None
+    there = store.contexts if store else {}
+    if name not in there:
+        known = f"there are {', '.join(map(plain, there))}" if there else "there are none, see 'vllm-cp context'"
+        raise click.UsageError(f"{source}: no context is called '{plain(name)}': {known}")
+    fleet = Fleet(name, there[name])
+    _, named = _named_targets()
+    own = set(map(_canonical, named)) <= set(map(_canonical, fleet.settings["targets"])) if named else True
+    return fleet if own or "context" in kept() else None
+
+
+def context_file(path: Path) -> _contexts.Store:
+    """The context file's contents. Raises ContextFileError when it can't be used."""
     try:
-        seconds = float(text)
+        return _contexts.load(path)
+    except _contexts.BrokenFileError as error:
+        raise ContextFileError(str(error)) from None
+
+
+def _canonical(target: str) -> str:
+    from vllm_cp._target import parse_target
+    from vllm_cp.errors import ConfigError
+
+    try:
+        return parse_target(target).name
+    except ConfigError:
+        return target
+
+
+def given(name: str) -> Any:
+    """What a flag says, ``None`` when it was not given. Raises UsageError for an empty value."""
+    flag, value = BY_NAME[name], kept().get(name)
+    if value == "":
+        raise click.UsageError(f"{flag.option}: the value is empty")
+    return value
+
+
+def _timeout(at_most_s: float | None, default_s: float) -> float:
+    source, text = _text("timeout", flag=at_most_s is None)
+    each_s = default_s if text is None else seconds(source, text)
+    return each_s if at_most_s is None else min(each_s, at_most_s)
+
+
+def seconds(source: str, text: Any) -> float:
+    """A time that somebody wrote down. Raises UsageError for one that is none."""
+    try:
+        number = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST_S:
-        raise click.UsageError(f"{source}: {text!r} is no number of seconds above 0 and up to {_LONGEST_S:.0f}")
-    return seconds
+        number = 0.0
+    if not 0 < number <= LONGEST_S:
+        raise click.UsageError(f"{source}: {text!r} is no number of seconds above 0 and up to {LONGEST_S:.0f}")
+    return number
 
 
 def _switch(name: str) -> bool:
     source, text = _text(name)
-    if text is None or text is True:
-        return text is True
+    if text is None or isinstance(text, bool):
+        return bool(text)
     value = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in value:
         raise click.UsageError(f"{source}: {text!r} is neither true nor false")
@@ -207,15 +290,17 @@ def _path(name: str) -> Path | None:
     return Path(text)
 
 
-def _text(name: str) -> tuple[str, Any]:
-    """Where a setting comes from and what it says: flag, else environment, else ``None``."""
-    flag, kept = _BY_NAME[name], _kept()
-    if name not in kept:
-        text = os.environ.get(flag.variable)
-        return flag.variable, decoded(flag.variable, text) if text else None
-    if kept[name] == "":
-        raise click.UsageError(f"{flag.option}: the value is empty")
-    return flag.option, kept[name]
+def _text(name: str, *, flag: bool = True) -> tuple[str, Any]:
+    """Where a setting comes from and what it says: flag, else environment, else context, else ``None``."""
+    about = BY_NAME[name]
+    if flag and name in kept():
+        return about.option, given(name)
+    if text := _variable(name):
+        return about.variable, text
+    fleet = effective_context()
+    if fleet is not None and about.key in fleet.settings:
+        return f"context {fleet.name!r}", fleet.settings[about.key]
+    return about.variable, None
 
 
 def decoded(what: str, text: str) -> str:
@@ -228,11 +313,6 @@ def decoded(what: str, text: str) -> str:
         except UnicodeError:
             raise click.UsageError(f"{what} '{plain(text)}' is not valid UTF-8 text") from None
     return text
-
-
-def _kept() -> dict[str, Any]:
-    kept: dict[str, Any] = click.get_current_context().meta.get(_KEPT, {})
-    return kept
 
 
 def _usable(make: Callable[[], T]) -> T:

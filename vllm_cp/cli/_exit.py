@@ -39,7 +39,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.MIXED: "some targets failed, or the targets failed in different ways",
     Exit.NOT_SUPPORTED: "this worker's version has no such call",
     Exit.NOT_READY: "the worker answered: not ready, not serving, or not as expected",
-    Exit.INTERRUPTED: "interrupted (Ctrl-C)",
+    Exit.INTERRUPTED: "interrupted (Ctrl-C), or not confirmed when asked",
 }
 
 # Read from the top, so a kind stands before the kind it is one of.

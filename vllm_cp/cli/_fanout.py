@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from vllm_cp.client import ControlClient
+from vllm_cp.cli import _talk
+from vllm_cp.cli._client import Client
 from vllm_cp.config import Connection
 
 __all__ = ["Reply", "ask_all"]
@@ -25,11 +27,10 @@ class Reply(NamedTuple, Generic[T]):
     error: Exception | None = None
 
 
-def ask_all(
-    connections: Sequence[Connection], ask: Callable[[ControlClient], T], *, at_once: int = AT_ONCE
-) -> list[Reply[T]]:
+def ask_all(connections: Sequence[Connection], ask: Callable[[Client], T], *, at_once: int = AT_ONCE) -> list[Reply[T]]:
     """Ask every worker, in the order given. One worker's failure is its own; Ctrl-C ends all calls at once."""
-    clients = _Clients()
+    # The command line belongs to this thread, so what it says of clients is read here.
+    clients = _Clients(partial(Client, on_rpc=_talk.call_hook(), wire=_talk.Wire if _talk.debugging() else None))
     if len(connections) == 1:
         return [_ask(connections[0], ask, clients)]
     from concurrent.futures import ThreadPoolExecutor
@@ -42,10 +43,11 @@ def ask_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _ask(connection: Connection, ask: Callable[[ControlClient], T], clients: _Clients) -> Reply[T]:
+def _ask(connection: Connection, ask: Callable[[Client], T], clients: _Clients) -> Reply[T]:
     target = connection.address.name
     try:
-        with clients.open(connection) as client:
+        client = clients.open(connection)
+        with client:
             return Reply(target, ask(client))
     except Exception as error:  # noqa: BLE001  (one worker's defect must not hide the others' answers)
         return Reply(target, error=error)
@@ -54,13 +56,14 @@ def _ask(connection: Connection, ask: Callable[[ControlClient], T], clients: _Cl
 class _Clients:
     """The clients in use. Closing them ends their calls, and those that come later find theirs closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[Connection], Client]) -> None:
+        self._make = make
         self._lock = threading.Lock()
-        self._open: list[ControlClient] = []
+        self._open: list[Client] = []
         self._closed = False
 
-    def open(self, connection: Connection) -> ControlClient:
-        client = ControlClient(connection)
+    def open(self, connection: Connection) -> Client:
+        client = self._make(connection)
         with self._lock:
             self._open.append(client)
             if self._closed:

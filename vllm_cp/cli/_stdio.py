@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 
 from vllm_cp.cli._text import plain
 
-__all__ = ["OutputFailedError", "emit", "encodable", "guard_descriptors", "say", "talk"]
+__all__ = ["OutputFailedError", "emit", "encodable", "guard_descriptors", "reader_left", "say", "talk"]
 
 
 class OutputFailedError(Exception):
@@ -41,6 +42,17 @@ def emit(text: str) -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, sys.stdout.fileno())
         raise OutputFailedError(error) from None
+
+
+def reader_left() -> bool:
+    """Whether standard output is a pipe or socket that nobody reads any more: known without writing to it."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError, AttributeError):  # none, or one that is no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def say(text: str) -> None:

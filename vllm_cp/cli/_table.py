@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vllm_cp.cli._text import columns, cut, plain
 
-__all__ = ["Column", "View", "coloured", "table", "terminal_width"]
+__all__ = ["Column", "View", "coloured", "in_order", "table", "terminal_width"]
+
+T = TypeVar("T")
 
 _GAP = "  "
 #: Text columns are not cut below this.
@@ -26,6 +28,8 @@ class Column(NamedTuple):
     wide: bool = False
     #: With colours: values in here are green, all others red.
     good: frozenset[str] = frozenset()
+    #: The value is a time, in ISO 8601; people see it in their own zone.
+    time: bool = False
 
 
 class View(NamedTuple):
@@ -34,21 +38,31 @@ class View(NamedTuple):
     columns: Sequence[Column]
     rows: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]] = lambda record: [record]
 
+    def find(self, name: str) -> Column:
+        """A column by its title, in any case and with - or _ for spaces, or by its path. Raises LookupError."""
+        wanted = _folded(name)
+        for column in self.columns:
+            if wanted in (_folded(column.title), _folded(column.path)):
+                return column
+        known = ", ".join(column.title.lower().replace(" ", "-") for column in self.columns)
+        raise LookupError(f"no column is called '{plain(name)}': there are {known}")
 
-def table(view: View, records: Iterable[Mapping[str, Any]], *, wide: bool, width: int | None, colour: bool) -> str:
-    """The records as text; "" for none. ``width`` is what the terminal has, ``None`` is no limit."""
-    shown = [column for column in view.columns if wide or not column.wide]
-    rows = [[_value(row, column.path) for column in shown] for record in records for row in view.rows(record)]
-    if not rows:
+
+def table(shown: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, width: int | None, colour: bool) -> str:
+    """The rows as text; "" for none. ``width`` is what the terminal has, ``None`` is no limit."""
+    values = [[_value(row, column.path) for column in shown] for row in rows]
+    if not values:
         return ""
     numeric = [
-        any(map(_is_number, values)) and all(value is None or _is_number(value) for value in values)
-        for values in zip(*rows, strict=True)
+        any(map(_is_number, each)) and all(value is None or _is_number(value) for value in each)
+        for each in zip(*values, strict=True)
     ]
-    cells = [[column.title for column in shown], *([_cell(value) for value in row] for row in rows)]
-    widths = [max(map(columns, values)) for values in zip(*cells, strict=True)]
+    cells = [[column.title for column in shown]]
+    cells += [[_cell(value, column) for value, column in zip(row, shown, strict=True)] for row in values]
+    widths = [max(map(columns, each)) for each in zip(*cells, strict=True)]
     if width is not None:
-        widths = _fitted(widths, numeric, [len(column.title) for column in shown], width)
+        whole = [number or column.time for number, column in zip(numeric, shown, strict=True)]
+        widths = _fitted(widths, whole, [len(column.title) for column in shown], width)
     lines = []
     for number, row in enumerate(cells):
         line = [
@@ -57,6 +71,18 @@ def table(view: View, records: Iterable[Mapping[str, Any]], *, wide: bool, width
         ]
         lines.append(_GAP.join(line).rstrip())
     return "\n".join(lines) + "\n"
+
+
+def in_order(items: Iterable[T], row: Callable[[T], Mapping[str, Any]], by: Column, *, descending: bool) -> list[T]:
+    """The items by the value in that column of their rows: numbers before words, what is unknown last either way."""
+    keyed = [(_value(row(item), by.path), item) for item in items]
+    known = [(value, item) for value, item in keyed if value is not None]
+    known.sort(key=lambda pair: _rank(pair[0]), reverse=descending)
+    return [item for _, item in known] + [item for value, item in keyed if value is None]
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    return (0, value, "") if isinstance(value, int | float) else (1, 0, _cell(value))
 
 
 def coloured() -> bool:
@@ -92,9 +118,17 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any) -> str:
+def _folded(name: str) -> str:
+    return name.strip().casefold().replace(" ", "_").replace("-", "_")
+
+
+def _cell(value: Any, column: Column | None = None) -> str:
     if value is None or value in ("", [], ()):
         return "-"
+    if column is not None and column.time:
+        from vllm_cp.cli._times import local
+
+        return local(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
@@ -102,14 +136,15 @@ def _cell(value: Any) -> str:
     return plain(str(value))
 
 
-def _fitted(widths: list[int], numeric: list[bool], titles: list[int], limit: int) -> list[int]:
-    """Widths that fit: the widest text column gives way first, numbers are never cut, last columns go if they must."""
+def _fitted(widths: list[int], whole: list[bool], titles: list[int], limit: int) -> list[int]:
+    """Widths that fit: the widest text column gives way first, what must stay whole is never cut, and the last columns
+    go if they must."""
     fitted = list(widths)
     while sum(fitted) + len(_GAP) * (len(fitted) - 1) > limit:
         candidates = [
             (size, -index)
             for index, size in enumerate(fitted)
-            if not numeric[index] and size > max(_LEAST, titles[index])
+            if not whole[index] and size > max(_LEAST, titles[index])
         ]
         if candidates:
             fitted[-max(candidates)[1]] -= 1

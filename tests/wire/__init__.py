@@ -1,0 +1,1 @@
+"""The wire contract: bytes to models and arguments to bytes, against bytes that our generated code did not write."""
