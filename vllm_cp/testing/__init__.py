@@ -18,8 +18,21 @@ from __future__ import annotations
 from vllm_cp.testing._controls import Controls
 from vllm_cp.testing._fleet import FakeFleet
 from vllm_cp.testing._http import FakeGroup, FakeHttp, SeenRequest
+from vllm_cp.testing._kv import FakeKvPublisher, HashKind, KvLayout
 from vllm_cp.testing._ports import TlsFiles
 from vllm_cp.testing._seen import SeenCall
 from vllm_cp.testing._server import FakeWorker
 
-__all__ = ["Controls", "FakeFleet", "FakeGroup", "FakeHttp", "FakeWorker", "SeenCall", "SeenRequest", "TlsFiles"]
+__all__ = [
+    "Controls",
+    "FakeFleet",
+    "FakeGroup",
+    "FakeHttp",
+    "FakeKvPublisher",
+    "FakeWorker",
+    "HashKind",
+    "KvLayout",
+    "SeenCall",
+    "SeenRequest",
+    "TlsFiles",
+]
