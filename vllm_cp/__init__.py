@@ -45,14 +45,20 @@ if TYPE_CHECKING:
     from vllm_cp.faults import HttpConnection as HttpConnection
     from vllm_cp.faults import recover as recover
     from vllm_cp.faults import recover_async as recover_async
+    from vllm_cp.fleet import AsyncFleet as AsyncFleet
+    from vllm_cp.fleet import Fleet as Fleet
     from vllm_cp.models.fault_status import FaultStatus as FaultStatus
     from vllm_cp.models.generated import FinishReason as FinishReason
     from vllm_cp.models.generated import Generated as Generated
     from vllm_cp.models.health import HealthStatus as HealthStatus
     from vllm_cp.models.kv_source import Address as Address
     from vllm_cp.models.kv_source import KvEventSource as KvEventSource
+    from vllm_cp.models.ladder import Reason as Reason
+    from vllm_cp.models.ladder import Rung as Rung
+    from vllm_cp.models.ladder import Rungs as Rungs
     from vllm_cp.models.lora import LoraAdapter as LoraAdapter
     from vllm_cp.models.model import ModelInfo as ModelInfo
+    from vllm_cp.models.outcome import Outcome as Outcome
     from vllm_cp.models.pause import PauseMode as PauseMode
     from vllm_cp.models.recovery import RankRecovery as RankRecovery
     from vllm_cp.models.recovery import RecoveryOutcome as RecoveryOutcome
@@ -61,12 +67,21 @@ if TYPE_CHECKING:
     from vllm_cp.models.server import Parallelism as Parallelism
     from vllm_cp.models.server import RlCapabilities as RlCapabilities
     from vllm_cp.models.server import ServerInfo as ServerInfo
+    from vllm_cp.readiness import AsyncLadder as AsyncLadder
+    from vllm_cp.readiness import Ladder as Ladder
 
 _HOMES = {
     "vllm_cp.aio": ("AsyncControlClient",),
     "vllm_cp.client": ("ControlClient",),
-    "vllm_cp.config": ("Connection", "Retry", "Tls"),
-    "vllm_cp.engine_page": ("read_page", "read_page_async"),
+    "vllm_cp.config": (
+        "Connection",
+        "Retry",
+        "Tls",
+    ),
+    "vllm_cp.engine_page": (
+        "read_page",
+        "read_page_async",
+    ),
     "vllm_cp.errors": (
         "ClientClosed",
         "ConfigError",
@@ -86,18 +101,51 @@ _HOMES = {
         "TooLarge",
         "WorkerUnreachable",
     ),
-    "vllm_cp.faults": ("AsyncFaultTolerance", "FaultTolerance", "HttpConnection", "recover", "recover_async"),
+    "vllm_cp.faults": (
+        "AsyncFaultTolerance",
+        "FaultTolerance",
+        "HttpConnection",
+        "recover",
+        "recover_async",
+    ),
+    "vllm_cp.fleet": (
+        "AsyncFleet",
+        "Fleet",
+    ),
     "vllm_cp.models.fault_status": ("FaultStatus",),
-    "vllm_cp.models.generated": ("FinishReason", "Generated"),
+    "vllm_cp.models.generated": (
+        "FinishReason",
+        "Generated",
+    ),
     "vllm_cp.models.health": ("HealthStatus",),
-    "vllm_cp.models.kv_source": ("Address", "KvEventSource"),
+    "vllm_cp.models.kv_source": (
+        "Address",
+        "KvEventSource",
+    ),
+    "vllm_cp.models.ladder": (
+        "Reason",
+        "Rung",
+        "Rungs",
+    ),
     "vllm_cp.models.lora": ("LoraAdapter",),
     "vllm_cp.models.model": ("ModelInfo",),
+    "vllm_cp.models.outcome": ("Outcome",),
     "vllm_cp.models.pause": ("PauseMode",),
-    "vllm_cp.models.recovery": ("RankRecovery", "RecoveryOutcome"),
+    "vllm_cp.models.recovery": (
+        "RankRecovery",
+        "RecoveryOutcome",
+    ),
     "vllm_cp.models.rpc": ("RpcRecord",),
     "vllm_cp.models.scaling": ("ScalingState",),
-    "vllm_cp.models.server": ("Parallelism", "RlCapabilities", "ServerInfo"),
+    "vllm_cp.models.server": (
+        "Parallelism",
+        "RlCapabilities",
+        "ServerInfo",
+    ),
+    "vllm_cp.readiness": (
+        "AsyncLadder",
+        "Ladder",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
