@@ -28,6 +28,8 @@ class Certs:
     client_key: Path
     expired_cert: Path  # as the server's, but its time ended yesterday
     expired_key: Path
+    renamed_cert: Path  # as the server's, but for elsewhere.internal alone
+    renamed_key: Path
     wrong_ca: Path  # a CA of the same name that nobody should trust
     wrong_cert: Path  # as the server's, but signed by the wrong CA
     wrong_key: Path
@@ -44,6 +46,8 @@ def make_certs(directory: Path, names: Sequence[str] = ("localhost", "127.0.0.1"
         client_key=directory / "client-key.pem",
         expired_cert=directory / "expired.pem",
         expired_key=directory / "expired-key.pem",
+        renamed_cert=directory / "renamed.pem",
+        renamed_key=directory / "renamed-key.pem",
         wrong_ca=directory / "wrong-ca.pem",
         wrong_cert=directory / "wrong.pem",
         wrong_key=directory / "wrong-key.pem",
@@ -55,6 +59,7 @@ def make_certs(directory: Path, names: Sequence[str] = ("localhost", "127.0.0.1"
     ca.issue(certs.server_cert, certs.server_key, names)
     ca.issue(certs.client_cert, certs.client_key, ["vllm-cp-client"])
     ca.issue(certs.expired_cert, certs.expired_key, names, until=now - DAY)
+    ca.issue(certs.renamed_cert, certs.renamed_key, ["elsewhere.internal"])
     wrong.issue(certs.wrong_cert, certs.wrong_key, names)
     return certs
 

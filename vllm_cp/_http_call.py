@@ -99,7 +99,8 @@ class Desk:
         #: The form found to work, by family.
         self.forms: dict[str, str] = {}
         self._on_rpc = on_rpc
-        self._token = Token(self.connection.token_file) if self.connection.token_file else None
+        token, password = self.connection.token_file, self.connection.basic_auth_file
+        self._token = Token(password, basic=True) if password else Token(token) if token else None
         self._pid = os.getpid()
 
     def open(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import ssl
 import threading
@@ -30,7 +31,9 @@ class HttpConnection:
     tls: Tls | None = None
     #: File with a bearer token; read again whenever it changes. Sent over ``https`` only.
     token_file: Path | None = None
-    #: Send the token over ``http`` all the same. Anybody on the way can read it.
+    #: File with ``user:password`` on one line, in place of a token; read again whenever it changes.
+    basic_auth_file: Path | None = None
+    #: Send the token or password over ``http`` all the same. Anybody on the way can read it.
     insecure_token: bool = False
     #: Default deadline of a call, seconds.
     timeout_s: float = 5.0
@@ -52,6 +55,15 @@ class HttpConnection:
             raise ConfigError(f"{self.base} is plaintext and TLS files are given: write https://, or drop them")
         if not secure and self.server_name is not None:
             raise ConfigError("server_name is the name in a TLS certificate: write https://, or drop it")
+        if self.token_file is not None and self.basic_auth_file is not None:
+            raise ConfigError("token_file and basic_auth_file exclude each other: give one of the two")
+        if self.basic_auth_file is not None:
+            if not secure and not self.insecure_token:
+                raise ConfigError(
+                    f"a password for {self.base} would cross the network in plaintext: write https://,"
+                    " or say insecure_token=True if you accept that"
+                )
+            _read_password(self.basic_auth_file)
         if self.token_file is not None:
             if not secure and not self.insecure_token:
                 raise ConfigError(
@@ -114,11 +126,28 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-class Token:
-    """The token of a file, read again when the file changes. Thread-safe."""
+def _read_password(path: Path) -> str:
+    """``user:password`` of a file as an ``Authorization`` value. Raises ConfigError, without any of it."""
+    try:
+        text = path.read_text("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"cannot read password file {os.fspath(path)!r}: {why}") from None
+    if not text.isprintable() or not text.partition(":")[0] or ":" not in text:
+        raise ConfigError(f"password file {os.fspath(path)!r} must hold user:password on one line")
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
 
-    def __init__(self, path: Path) -> None:
+
+def _read_bearer(path: Path) -> str:
+    return f"Bearer {read_token(path)}"
+
+
+class Token:
+    """The token or password of a file, read again when the file changes. Thread-safe."""
+
+    def __init__(self, path: Path, *, basic: bool = False) -> None:
         self._path = path
+        self._read = _read_password if basic else _read_bearer
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
         self._value = ""
@@ -128,9 +157,9 @@ class Token:
         with self._lock:
             now = _identity(self._path)
             if now != self._seen:
-                self._value = read_token(self._path)
+                self._value = self._read(self._path)
                 self._seen = now
-            return f"Bearer {self._value}"
+            return self._value
 
 
 def tls_context(connection: HttpConnection) -> ssl.SSLContext:

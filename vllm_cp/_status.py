@@ -132,7 +132,7 @@ def proxy_hint(enabled: bool) -> str:
     """Names the proxy variables in force, for a failed call on a channel that honours them."""
     if not enabled:
         return ""
-    found = [name for name in _PROXY_VARIABLES if os.environ.get(name) or os.environ.get(name.upper())]
+    found = [name for name in _PROXY_VARIABLES if os.environ.get(name)]  # gRPC does not read the upper-case ones
     return f"a proxy is in force ({', '.join(found)}): switch it off or set no_proxy" if found else ""
 
 

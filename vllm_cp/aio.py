@@ -28,8 +28,8 @@ __all__ = ["AsyncControlClient"]
 
 T = TypeVar("T")
 
-#: Longest wait for gRPC to see the end of a stream that was given up, seconds.
-_FAREWELL_S = 0.5
+#: What gRPC needs to see the end of a stream that was given up, seconds.
+_FAREWELL_S = 0.02
 
 
 class AsyncControlClient:
@@ -285,13 +285,16 @@ class AsyncControlClient:
                 return
             raise
         finally:
+            ended = stream.done() or desk.closed
             stream.cancel()
-            # gRPC learns of the end a moment later, and complains aloud when the event loop is closed by then.
-            await asyncio.wait({reading}, timeout=_FAREWELL_S)
             left = [task for task in (reading, checking) if task is not None]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+            if not ended:
+                # gRPC sees the end of a call that was given up a moment later, and complains aloud when the event loop
+                # is closed by then. It has nothing to wait for.
+                await asyncio.sleep(_FAREWELL_S)
 
     async def _run(self, call: Call[T], timeout_s: float | None, rank: int | None) -> T:
         desk = self._desk

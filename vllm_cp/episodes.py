@@ -142,9 +142,7 @@ def _turns(state: WorkerState, was: str, now: Mark, changes: list[Transition]) -
         known = len({*state.instances_before, was})
         detail = f"{known} instances answer in turns: name each worker apart"
         changes.append(
-            Transition(
-                kind=TransitionKind.SHARED_NAME, wall=now.wall, was=was, now=state.instance_id, detail=detail
-            )
+            Transition(kind=TransitionKind.SHARED_NAME, wall=now.wall, was=was, now=state.instance_id, detail=detail)
         )
         state = replace(state, shared_name=True)
     before = (*(one for one in state.instances_before if one != was), was)

@@ -29,6 +29,11 @@ def main(args: Sequence[str] | None = None) -> int:
     # Nothing else is imported before this point: as process 1, a signal without a handler would be lost.
     on_signals = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, _leave) for number in _SIGNALS} if on_signals else {}
+    if on_signals:
+        # Told to reload before there is anything to reload, it must not end.
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # gRPC writes lines of its own between ours, one per failed handshake; its errors come back to us as statuses.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     prepared = _prepared(args)
     if isinstance(prepared, int):
         for number, handler in before.items():
@@ -40,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
     from vllm_cp_exporter.daemon import run
 
     settings, sockets = prepared
-    asyncio.run(run(settings, sockets, signals=before))
+    asyncio.run(run(settings, sockets, signals=before, read=lambda: _read(args).exporter))
     return 0
 
 
@@ -56,12 +61,38 @@ def _prepared(args: Sequence[str] | None) -> tuple[ExporterConfig, list[socket]]
         sockets = bind(settings.exporter.listen)
     except CannotListen as error:
         return _refuse(str(error), 1)
-    logs.set_up(settings.log_format, settings.log_level)
+    logs.set_up(settings.exporter.log_format, settings.exporter.log_level)
     return settings.exporter, sockets
 
 
 def _settings(args: Sequence[str] | None) -> Settings | int:
     """The settings, or the exit code when there is nothing to run."""
+    from vllm_cp import ConfigError
+    from vllm_cp_exporter.lined import Mistakes
+
+    try:
+        settings = _read(args)
+    except Mistakes as mistakes:
+        for line in mistakes.lines:
+            _refuse(line, 2)
+        return 2
+    except ConfigError as error:
+        return _refuse(f"{error} (see --help)", 2)
+    except _SaidAll:
+        return 0
+    if settings.check:
+        exporter = settings.exporter
+        sys.stdout.write(f"ok: {len(exporter.workers)} targets, {len(exporter.sources)} discovery sources\n")
+        return 0
+    return settings
+
+
+class _SaidAll(Exception):
+    """--help and --version have nothing to run."""
+
+
+def _read(args: Sequence[str] | None) -> Settings:
+    """What command line, environment and file say now. Raises ConfigError."""
     import click
 
     from vllm_cp import ConfigError
@@ -69,10 +100,11 @@ def _settings(args: Sequence[str] | None) -> Settings | int:
 
     try:
         chosen = command.main(args, prog_name="vllm-cp-exporter", standalone_mode=False)
-    except (click.ClickException, ConfigError) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        return _refuse(f"{said} (see --help)", 2)
-    return chosen if isinstance(chosen, Settings) else 0  # --help and --version have said it all
+    except click.ClickException as error:
+        raise ConfigError(error.format_message()) from None
+    if not isinstance(chosen, Settings):
+        raise _SaidAll
+    return chosen
 
 
 def _refuse(why: str, code: int) -> int:

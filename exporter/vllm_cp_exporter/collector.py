@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
@@ -16,7 +16,7 @@ from vllm_cp_exporter.catalog import OWN_ROWS, POOL_ROWS, ROW_ERRORS, ROWS, WORK
 from vllm_cp_exporter.selfmetrics import Buckets, Own
 from vllm_cp_exporter.snapshot import Snapshot
 
-__all__ = ["LABEL_LIMIT", "PageCollector", "clean"]
+__all__ = ["LABEL_LIMIT", "PageCollector", "Section", "clean"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,16 @@ def clean(text: str) -> str:
     if len(text) > LABEL_LIMIT:
         text = text[: LABEL_LIMIT - 1] + "…"
     return _UNSAFE.sub("\ufffd", text)
+
+
+class Section(NamedTuple):
+    """Rows that are read of the same subjects."""
+
+    rows: Sequence[Row[Any]]
+    #: The labels that say which subject it is.
+    identity: tuple[str, ...]
+    #: The values of those labels, and the subject.
+    subjects: Sequence[tuple[tuple[str, ...], Any]]
 
 
 class PageCollector:
@@ -54,36 +64,41 @@ class PageCollector:
 
     def collect(self) -> Iterator[Metric]:
         """The families that are wanted; one without samples is still named."""
+        for rows, identity, subjects in self.sections():
+            for row in filter(self.wants, rows):
+                family = _family(row)
+                taken: set[tuple[str, ...]] = set()
+                for key, subject in subjects:
+                    family.samples.extend(self.read(row, (*identity, *row.labels), key, subject, taken) or ())
+                yield family
+
+    def sections(self) -> Iterator[Section]:
+        """What is on the page, in its order. Take each section when the ones before it have been read."""
         workers = [((view.key, view.pool), view) for view in self._snapshot.workers.values()]
-        yield from self._walk(WORKER_ROWS, ("worker", "pool"), workers)
+        yield Section(WORKER_ROWS, ("worker", "pool"), workers)
         min_ready = self._snapshot.min_ready
         pools = [
             ((name,), PoolView(name=name, workers=tuple(views), min_ready=min_ready.get(name), own=self._own))
             for name, views in self._snapshot.pools().items()
         ]
-        yield from self._walk(POOL_ROWS, ("pool",), pools)
-        yield from self._walk(OWN_ROWS, (), [((), self._own)])
+        yield Section(POOL_ROWS, ("pool",), pools)
+        yield Section(OWN_ROWS, (), [((), self._own)])
         # Read last, so that it knows of every error on its own page.
         counted = Counter(self._own.row_errors)
         counted.update(self.errors)
-        yield from self._walk((ROW_ERRORS,), (), [((), replace(self._own, row_errors=counted))])
+        yield Section((ROW_ERRORS,), (), [((), replace(self._own, row_errors=counted))])
 
-    def _walk(
-        self, rows: Sequence[Row[T]], identity: tuple[str, ...], subjects: Sequence[tuple[tuple[str, ...], T]]
-    ) -> Iterator[Metric]:
-        for row in rows:
-            if self._names is not None and self._names.isdisjoint((row.name, row.family, *row.sample_names)):
-                continue
-            family = _family(row)
-            taken: set[tuple[str, ...]] = set()
-            for key, subject in subjects:
-                family.samples.extend(self._read(row, (*identity, *row.labels), key, subject, taken))
-            yield family
+    def wants(self, row: Row[Any]) -> bool:
+        """Whether the row was asked for."""
+        return self._names is None or not self._names.isdisjoint((row.name, row.family, *row.sample_names))
 
-    def _read(
+    def read(
         self, row: Row[T], labels: tuple[str, ...], key: tuple[str, ...], subject: T, taken: set[tuple[str, ...]]
-    ) -> list[Sample]:
-        """One row of one subject, whole or not at all: half a closed set would be a lie."""
+    ) -> list[Sample] | None:
+        """One row of one subject, whole or not at all: half a closed set would be a lie. ``None``: it raised.
+
+        ``taken`` holds the label values that are on the page, and gets those that are added.
+        """
         found: list[Sample] = []
         try:
             for values, number in row.read(subject):
@@ -93,7 +108,7 @@ class PageCollector:
         except Exception as error:  # noqa: BLE001  (what is wrong with one worker must not cost others their page)
             self.errors[row.name] += 1
             self.problems.setdefault(row.name, f"{'/'.join(key)}: {type(error).__name__}: {error}")
-            return []
+            return None
         return found
 
 
@@ -109,11 +124,16 @@ def _family(row: Row[Any]) -> Metric:
 
 def _samples(name: str, labels: dict[str, str], number: float | Buckets) -> list[Sample]:
     if not isinstance(number, Buckets):
-        return [Sample(name, labels, float(number))]
+        return [Sample(name, labels, _float(number))]
     bounds = [*map(floatToGoString, number.bounds), "+Inf"]
     counts = zip(bounds, number.counts, strict=True)
     return [
-        *(Sample(f"{name}_bucket", {**labels, "le": bound}, float(count)) for bound, count in counts),
-        Sample(f"{name}_count", labels, float(number.counts[-1])),
-        Sample(f"{name}_sum", labels, number.sum),
+        *(Sample(f"{name}_bucket", {**labels, "le": bound}, _float(count)) for bound, count in counts),
+        Sample(f"{name}_count", labels, _float(number.counts[-1])),
+        Sample(f"{name}_sum", labels, _float(number.sum)),
     ]
+
+
+def _float(number: float) -> float:
+    """A negative zero is a zero, on the page as everywhere."""
+    return float(number) + 0.0

@@ -10,6 +10,7 @@ import click
 
 from vllm_cp_exporter.catalog import OWN_ROWS, POOL_ROWS, ROW_ERRORS, WORKER_ROWS, Row
 from vllm_cp_exporter.flags import command
+from vllm_cp_exporter.probe import PROBE_ROWS
 
 __all__ = ["README", "main", "with_tables"]
 
@@ -33,6 +34,7 @@ def _metrics() -> str:
         ("Per worker", ("worker", "pool"), WORKER_ROWS),
         ("Per pool", ("pool",), POOL_ROWS),
         ("The exporter itself", (), (*OWN_ROWS, ROW_ERRORS)),
+        ("On the page of `/probe`, before the worker's rows", (), PROBE_ROWS),
     ]
     return "\n\n".join(_rows(*part) for part in parts)
 

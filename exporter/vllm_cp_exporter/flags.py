@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from vllm_cp import ConfigError, Connection, Tls, __version__
+from vllm_cp import Connection, __version__
 from vllm_cp.episodes import Rules
 from vllm_cp.models.ladder import Expect, Rung
-from vllm_cp_exporter.config import Canary, ExporterConfig, parse_listen, parse_worker
-from vllm_cp_exporter.logs import LEVELS, LogFormat
+from vllm_cp_exporter import configfile
+from vllm_cp_exporter.assemble import Flags, assemble
+from vllm_cp_exporter.config import Canary, ExporterConfig, parse_listen
+from vllm_cp_exporter.logs import FORMATS, LEVELS
+from vllm_cp_exporter.webfile import read_web_file
 
 __all__ = ["ENVIRONMENT", "Settings", "command"]
 
@@ -34,8 +37,9 @@ class Settings:
     """What one command line says."""
 
     exporter: ExporterConfig
-    log_format: LogFormat
-    log_level: str
+    config_file: Path | None = None
+    #: Only say whether they are right.
+    check: bool = False
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
@@ -66,6 +70,10 @@ _FILE = click.Path(path_type=Path)
     epilog=f"Each flag may stand in the environment too: --probe-interval is {ENVIRONMENT}_PROBE_INTERVAL."
     " Exit codes: 0 stopped as asked, 1 cannot start, 2 a flag is wrong.",
 )
+@click.option(
+    "--config", metavar="FILE", type=_FILE, help="Read this YAML file too; flags win over it. Read again at SIGHUP."
+)
+@click.option("--check-config", is_flag=True, help="Say whether flags and file are right, and stop: exit code 0 or 2.")
 @click.option(
     "--target",
     "targets",
@@ -110,6 +118,11 @@ _FILE = click.Path(path_type=Path)
     help="Let a worker that is idle by its own /metrics generate one token, to prove that it can: once per instance,"
     " or always. Needs the worker's HTTP URL.",
 )
+@click.option(
+    "--kv-events",
+    is_flag=True,
+    help="Follow the workers' KV-cache events, for the kv_ metrics. Needs the extra kv, and reach to the publishers.",
+)
 @_duration(
     "--engine-recovery-timeout",
     _DEFAULTS.engine_recovery_timeout_s,
@@ -117,65 +130,36 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--state-file", metavar="FILE", type=_FILE, help="Keep open faults and episodes across restarts here.")
 @click.option(
-    "--log-format", type=click.Choice(["logfmt", "json"]), default="logfmt", help="Form of the lines on standard error."
+    "--web-config-file",
+    metavar="FILE",
+    type=_FILE,
+    help="TLS, passwords and headers of the daemon's own pages, in the exporter-toolkit's format.",
 )
+@click.option("--enable-reload", is_flag=True, help="Let POST /-/reload do what SIGHUP does.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="logfmt", help="Form of the lines on standard error.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="Least important lines to write.")
 @click.version_option(__version__, prog_name="vllm-cp-exporter")
 def command(**flags: Any) -> Settings:
     """Watch vLLM workers over their gRPC control plane and publish what is found to Prometheus."""
-    if not flags["targets"]:
-        raise ConfigError("no worker to watch: give --target [NAME=]HOST:PORT")
-    rules = Rules(
-        answer_within_s=flags["answer_within"],
-        interval_s=flags["probe_interval"],
-        ready_rung=Rung(flags["ready_rung"]),
-        expect=Expect(flags["expect"]),
-    )
-    connection = _connection(flags)
-    canary = Canary(flags["canary"])
-    workers = tuple(
-        parse_worker(text, settings=connection, pool=flags["pool"], canary=canary, rules=rules)
-        for text in flags["targets"]
-    )
-    blind = [worker.key for worker in workers if canary is not Canary.OFF and worker.http is None]
-    if blind:
-        raise ConfigError(
-            f"{blind[0]}: a canary is only sent to a worker that is idle by its own /metrics;"
-            " give its URL: NAME=HOST:PORT,http://HOST:PORT"
-        )
-    wanted = {} if flags["min_ready"] is None else {flags["pool"]: flags["min_ready"]}
-    return Settings(
-        exporter=ExporterConfig(
-            workers=workers,
-            listen=parse_listen(flags["listen"]),
-            min_ready=MappingProxyType(wanted),
-            probe_interval_s=flags["probe_interval"],
-            info_interval_s=flags["info_interval"],
-            engine_recovery_timeout_s=flags["engine_recovery_timeout"],
-            state_file=flags["state_file"],
-        ),
-        log_format=flags["log_format"],
-        log_level=flags["log_level"],
-    )
-
-
-def _connection(flags: Mapping[str, Any]) -> dict[str, object]:
-    """The settings that all connections share."""
-    ca, cert, key = flags["tls_ca"], flags["tls_cert"], flags["tls_key"]
-    if (cert is None) != (key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
-    tls = Tls(ca_file=ca, cert_file=cert, key_file=key) if flags["tls"] or ca or cert else None
-    if flags["server_name"] is not None and tls is None:
-        raise ConfigError("--server-name is a name in a TLS certificate: give --tls or --tls-ca with it")
-    if flags["token_file"] is not None and tls is None and not flags["insecure_token"]:
-        raise ConfigError(
-            "the token would cross the network in plaintext: give --tls or --tls-ca,"
-            " or --insecure-token if you accept that"
-        )
-    return {
-        "tls": tls,
-        "server_name": flags["server_name"],
-        "token_file": flags["token_file"],
-        "insecure_token": flags["insecure_token"],
-        "timeout_s": flags["timeout"],
+    config, check = flags.pop("config"), flags.pop("check_config")
+    context = click.get_current_context()
+    given = {
+        name
+        for name in flags
+        if context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     }
+    values = flags | {
+        "listen": parse_listen(flags["listen"]),
+        "ready_rung": Rung(flags["ready_rung"]),
+        "expect": Expect(flags["expect"]),
+        "canary": Canary(flags["canary"]),
+    }
+    said = configfile.read(config) if config is not None else None
+    exporter = replace(
+        assemble(Flags(values, frozenset(given)), said),
+        web_config_file=flags["web_config_file"],
+        enable_reload=flags["enable_reload"],
+    )
+    if exporter.web_config_file is not None:
+        read_web_file(exporter.web_config_file)
+    return Settings(exporter=exporter, config_file=config, check=check)

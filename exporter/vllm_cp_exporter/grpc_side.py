@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from vllm_cp import (
@@ -14,10 +16,13 @@ from vllm_cp import (
     ClientClosed,
     Connection,
     ControlError,
+    CredentialsRejected,
     HealthStatus,
     OutOfTime,
     Retry,
     RpcRecord,
+    ServerInfo,
+    TlsFailed,
     WorkerUnreachable,
 )
 from vllm_cp.observer import Observer
@@ -40,8 +45,17 @@ _CONFIRM_S = 1.0
 _REDIAL_S = 1.0
 _REDIAL_LATER_S = 10.0
 _FIRST_MINUTE_S = 60.0
+#: How late a look at an answer that is overdue may come.
+_SOON_S = 0.01
 #: A worker that does not offer its event sources, or not to us, is asked again this rarely.
 _SOURCES_AGAIN_S = 600.0
+
+
+class _End(Enum):
+    """How a health stream ended."""
+
+    IN_ORDER = "in order"
+    BROKEN = "broken"
 
 
 class GrpcSide:
@@ -74,11 +88,19 @@ class GrpcSide:
         self.facts = Facts()
         self._facts_due = asyncio.Event()
         self._probe_due = asyncio.Event()
+        #: What was said already of that which only people can mend.
+        self._told: set[str] = set()
         self._client = self._new_client()
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What has to run, all at once, until cancelled."""
         return [self._listen(), self._ask_engines(), self._ask_facts()]
+
+    def change(self, *, interval_s: float, info_interval_s: float, canaries: Canaries) -> None:
+        """Go on in another way, on the same connection."""
+        self._interval = interval_s
+        self._info_interval = info_interval_s
+        self._canaries = canaries
 
     async def close(self) -> None:
         """Close the connection."""
@@ -89,46 +111,51 @@ class GrpcSide:
     async def _listen(self) -> None:
         """The health stream, and a Check before each attempt at it: what a broken stream means, a new call says."""
         down_since: float | None = None
-        broke = False
+        end: _End | None = None
+        redialled = -math.inf
         while True:
-            answer = await self._dial(_CONFIRM_S if broke else None)
+            answer = await self._dial(end)
             self._attempted.set()
-            broke = False
-            began = time.monotonic()
+            end = None
             if isinstance(answer, HealthStatus):
                 down_since = None
-                broke = await self._stream()
+                end = await self._stream()
             now = time.monotonic()
-            if broke and now - began > _REDIAL_S:
+            if end is not None and now - redialled > _REDIAL_S:
+                redialled = now
                 continue
             down_since = now if down_since is None else down_since
             await asyncio.sleep(jittered(_REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S))
 
-    async def _dial(self, timeout_s: float | None) -> HealthStatus | ControlError:
+    async def _dial(self, after: _End | None) -> HealthStatus | ControlError:
         async with self._dials:
+            if after is _End.IN_ORDER:
+                # Told only now that the port is really asked: its silence counts from here.
+                self._observer.stream_ended()
             began = self._observer.clock.monotonic()
             try:
-                answer: HealthStatus | ControlError = await self._client.check(timeout_s=timeout_s)
+                answer: HealthStatus | ControlError = await self._client.check(timeout_s=_CONFIRM_S if after else None)
             except ControlError as error:
                 answer = error
         self._seen(answer, began)
+        self._tell(answer)
         return answer
 
-    async def _stream(self) -> bool:
-        """Follow the health stream; True when it is worth dialling again at once."""
+    async def _stream(self) -> _End | None:
+        """Follow the health stream; how it ended, ``None`` when it is not worth dialling again at once."""
         try:
             async for status in self._client.watch(check_every_s=self._interval):
                 self._seen(status, None)
         except OutOfTime:
             # The peer vanished without a word: this connection may never notice, so a new one is made.
             await self._renew_client()
-            return True
+            return _End.BROKEN
         except ControlError as error:
             log.debug("stream_ended", extra={"fields": {"worker": self._connection.target, "error": str(error)}})
+            self._tell(error)
             # Any other error is a server without a Watch for us: Checks go on at the pace of the dials.
-            return isinstance(error, WorkerUnreachable)
-        self._observer.stream_ended()
-        return True
+            return _End.BROKEN if isinstance(error, WorkerUnreachable) else None
+        return _End.IN_ORDER
 
     def _seen(self, answer: HealthStatus | ControlError, began: float | None) -> None:
         self._observer.health(answer, began=began)
@@ -136,12 +163,23 @@ class GrpcSide:
             self._facts_due.set()
             self._probe_due.set()
 
+    def _tell(self, answer: HealthStatus | ControlError) -> None:
+        """A line about what only people can mend: once, and again when it comes back after it was mended."""
+        if isinstance(answer, HealthStatus):
+            self._told -= {TlsFailed.meaning, CredentialsRejected.meaning}
+            return
+        pings = "keepalive_s" in answer.hint
+        if answer.meaning not in self._told and (pings or isinstance(answer, TlsFailed | CredentialsRejected)):
+            self._told.add(answer.meaning)
+            log.warning("misconfigured", extra={"fields": {"target": self._connection.target, "error": str(answer)}})
+
     # -- engines and facts -----------------------------------------------------------------
 
     async def _ask_engines(self) -> None:
         """Round trips, one at a time: the next one is only asked when the last was answered."""
         while True:
-            await wait(self._probe_due, jittered(self._interval))
+            # Earlier than an interval, never later: it is promised how long a silent engine can go unseen.
+            await wait(self._probe_due, min(jittered(self._interval), self._interval))
             try:
                 if self._observer.wants_round_trip:
                     await self._round_trip()
@@ -153,10 +191,14 @@ class GrpcSide:
     async def _round_trip(self) -> None:
         began = self._observer.clock.monotonic()
         self._observer.asked()
+        limit = self._observer.state.rules.answer_within_s + _SOON_S
+        overdue = asyncio.get_running_loop().call_later(limit, self._observer.tick)
         try:
             answer: bool | ControlError = await self._client.is_paused(timeout_s=_ROUND_TRIP_S)
         except ControlError as error:
             answer = error
+        finally:
+            overdue.cancel()
         self._observer.round_trip(answer, began=began)
 
     @property
@@ -167,24 +209,31 @@ class GrpcSide:
     async def _ask_facts(self) -> None:
         """What the worker says it is: at each connection, and now and then."""
         sources_asked = 0.0
-        instance: str | None = None
+        sources_of: str | None = None
         while True:
             await wait(self._facts_due, jittered(self._info_interval))
             if self._observer.state.evidence.health is None:
                 continue
             now = time.monotonic()
             denied = self.facts.sources is None and self.facts.sources_problem != ""
-            ask = not denied or self._observer.state.instance_id != instance or now - sources_asked > _SOURCES_AGAIN_S
             instance = self._observer.state.instance_id
+            ask = not denied or instance != sources_of or now - sources_asked > _SOURCES_AGAIN_S
             try:
-                answer, facts = await read_facts(self._client, self.facts, ask_sources=ask)
+                facts = await read_facts(self._client, self.facts, ask_sources=ask, on_server=self._server_told)
             except ClientClosed:  # replaced under way
                 continue
-            sources_asked = now if ask else sources_asked
             if self._observer.state.evidence.broken is None:
                 self.facts = facts
-            self._observer.server_info(answer)
+            if ask:
+                sources_asked, sources_of = now, self._observer.state.instance_id
             self._publish()
+
+    def _server_told(self, answer: ServerInfo | ControlError) -> None:
+        instance = self._observer.state.instance_id
+        self._observer.server_info(answer)
+        if self._observer.state.instance_id != instance:
+            # What the one before it could do says nothing of this one.
+            self._probe_due.set()
 
     # -- the client --------------------------------------------------------------------------
 

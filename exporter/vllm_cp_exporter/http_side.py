@@ -62,8 +62,13 @@ class HttpSide:
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What has to run, all at once, until cancelled."""
-        loops = [self._read_pages(), self._read_faults()]
+        loops: list[Coroutine[Any, Any, None]] = [self._read_pages(), self._read_faults()]
         return loops if self._has_grpc else [*loops, self._ask_health()]
+
+    def change(self, *, interval_s: float, gives_up_after_s: float) -> None:
+        """Go on in another way, on the same connections."""
+        self._interval = interval_s
+        self._gives_up_after = gives_up_after_s
 
     async def close(self) -> None:
         """Close the connections."""

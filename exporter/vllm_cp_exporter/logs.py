@@ -12,9 +12,10 @@ import sys
 from datetime import datetime, timezone
 from typing import Literal
 
-__all__ = ["LEVELS", "LineFormatter", "LogFormat", "set_up"]
+__all__ = ["FORMATS", "LEVELS", "LineFormatter", "LogFormat", "set_up"]
 
 LogFormat = Literal["logfmt", "json"]
+FORMATS = ("logfmt", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "fields", "taskName"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,16 +16,22 @@ T = TypeVar("T")
 
 
 async def read_facts(
-    client: AsyncControlClient, known: Facts, *, ask_sources: bool
-) -> tuple[ServerInfo | ControlError, Facts]:
-    """The server's answer, and the facts as they are known after asking.
+    client: AsyncControlClient,
+    known: Facts,
+    *,
+    ask_sources: bool,
+    on_server: Callable[[ServerInfo | ControlError], object],
+) -> Facts:
+    """The facts as they are known after asking.
 
-    A fact that is not offered leaves the others alone. ``ask_sources`` off keeps what is known of the event sources: a
-    worker that does not offer them, or does not let us ask, is not asked again and again.
+    ``on_server`` is told at once who answers, or why nobody does: the rest may take its time. A fact that is not
+    offered leaves the others alone. ``ask_sources`` off keeps what is known of the event sources: a worker that does
+    not offer them, or does not let us ask, is not asked again and again.
     """
     server = await _outcome(client.server_info())
+    on_server(server)
     if isinstance(server, WorkerUnreachable | OutOfTime):
-        return server, known
+        return known
     facts = replace(known, server=server if isinstance(server, ServerInfo) else None)
     model = await _outcome(client.model_info())
     if not isinstance(model, ControlError):
@@ -38,7 +44,7 @@ async def read_facts(
             facts = replace(facts, sources=None, sources_problem=problem)
         else:
             facts = replace(facts, sources=sources, sources_problem="")
-    return server, facts
+    return facts
 
 
 async def _outcome(call: Awaitable[T]) -> T | ControlError:

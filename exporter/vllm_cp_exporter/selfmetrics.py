@@ -91,6 +91,7 @@ class SelfMetrics:
         self._rpc_failures: Counter[tuple[str, str]] = Counter()
         self._recoveries: dict[tuple[str, EndKind], _Histogram] = {}
         self._discovered: dict[str, float | None] = {}
+        self._sources: Callable[[], Mapping[str, float]] = dict
         self._ticks: Callable[[], Iterable[float]] = tuple
         self._reload_ok = True
         self._state_file_ok: Callable[[], bool] | None = None
@@ -111,6 +112,14 @@ class SelfMetrics:
     def discovered(self, source: str, at: float | None) -> None:
         """A source of targets answered at ``at``, Unix seconds; ``None`` for a fixed list, always up to date."""
         self._discovered[source] = at
+
+    def fixed(self, sources: Iterable[str]) -> None:
+        """These are the fixed lists of targets, from now on."""
+        self._discovered = dict.fromkeys(sources)
+
+    def discovering(self, successes: Callable[[], Mapping[str, float]]) -> None:
+        """How to read, at the moment of a scrape, when each source last answered, Unix seconds."""
+        self._sources = successes
 
     def watched(self, ticks: Callable[[], Iterable[float]]) -> None:
         """How to read each watcher's last sign of life, Unix seconds, at the moment of a scrape."""
@@ -139,7 +148,9 @@ class SelfMetrics:
             rpc_durations=MappingProxyType({key: value.frozen() for key, value in self._rpc_durations.items()}),
             rpc_failures=MappingProxyType(dict(self._rpc_failures)),
             recoveries=MappingProxyType({key: value.frozen() for key, value in self._recoveries.items()}),
-            discovered=MappingProxyType({key: now if at is None else at for key, at in self._discovered.items()}),
+            discovered=MappingProxyType(
+                {key: now if at is None else at for key, at in self._discovered.items()} | dict(self._sources())
+            ),
             oldest_tick=min(self._ticks(), default=None),
             reload_ok=self._reload_ok,
             state_file_ok=None if self._state_file_ok is None else self._state_file_ok(),

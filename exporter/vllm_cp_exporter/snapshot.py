@@ -13,6 +13,7 @@ from vllm_cp.models.ladder import Reason
 from vllm_cp.models.model import ModelInfo
 from vllm_cp.models.probe import EngineMetrics
 from vllm_cp.models.server import ServerInfo
+from vllm_cp_exporter.kvview import KvView
 
 __all__ = ["POOL_STATES", "Board", "Facts", "Snapshot", "WorkerView"]
 
@@ -59,6 +60,8 @@ class WorkerView:
     gives_up_at: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     #: The last episodes, oldest first; the open one last.
     episodes: tuple[Episode, ...] = ()
+    #: Its KV-cache events, where they are followed.
+    kv: KvView = field(default_factory=KvView)
 
     @property
     def pool_state(self) -> str:
@@ -101,6 +104,11 @@ class Board:
         self._views: dict[str, WorkerView] = {}
         self._min_ready = MappingProxyType(dict(min_ready or {}))
         self._snapshot: Snapshot | None = Snapshot(min_ready=self._min_ready)
+
+    def want(self, min_ready: Mapping[str, int]) -> None:
+        """How many workers are wanted ready, by pool, from now on."""
+        self._min_ready = MappingProxyType(dict(min_ready))
+        self._snapshot = None
 
     def publish(self, view: WorkerView) -> None:
         """Put in or replace one worker."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_cp.episodes import Memory, WorkerState, remember
+from vllm_cp.episodes import Memory, remember
 from vllm_cp.models.episode import Cause, EndKind, Episode
 from vllm_cp_exporter.snapshot import Snapshot
 
@@ -44,8 +45,22 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = b""
+        #: Workers that were not discovered yet since the start. They stay in the file until it is sure who is there.
+        self._unclaimed: dict[str, Remembered] = {}
         #: Whether the last reading and the last writing succeeded; told as ``state_file_ok``.
         self.ok = True
+
+    def start(self) -> None:
+        """Load the file, and hold what is in it for ``claim``."""
+        self._unclaimed = self.load()
+
+    def claim(self, key: str) -> Remembered | None:
+        """What was kept of a worker that has been discovered; ``None`` the second time."""
+        return self._unclaimed.pop(key, None)
+
+    def forget_unclaimed(self) -> None:
+        """Everybody who is there was discovered: the others are gone."""
+        self._unclaimed.clear()
 
     def load(self) -> dict[str, Remembered]:
         """What was kept, by worker key. Empty for a first start, and for a file that had to be set aside."""
@@ -56,7 +71,7 @@ class StateFile:
         except OSError as error:
             self.ok = False
             log.warning("cannot read the state file; starting without it", extra=_fields(self._path, error.strerror))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             aside = self._path.with_name(f"{self._path.name}.unreadable-{int(time.time())}")
             with contextlib.suppress(OSError):
                 self._path.replace(aside)
@@ -65,7 +80,10 @@ class StateFile:
 
     def save(self, snapshot: Snapshot) -> None:
         """Write what is worth keeping. Does nothing when nothing changed; never raises."""
-        data = json.dumps(_document(snapshot), indent=1).encode()
+        document = _document(snapshot)
+        kept = {key: _kept(one.memory, one.episodes) for key, one in tuple(self._unclaimed.items())}
+        document["workers"] = kept | document["workers"]
+        data = json.dumps(document, indent=1).encode()
         if data == self._written and self.ok:
             return
         try:
@@ -114,12 +132,11 @@ def _document(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "version": _VERSION,
-        "workers": {key: _worker(view.state, view.episodes) for key, view in snapshot.workers.items()},
+        "workers": {key: _kept(remember(view.state), view.episodes) for key, view in snapshot.workers.items()},
     }
 
 
-def _worker(state: WorkerState, episodes: tuple[Episode, ...]) -> dict[str, Any]:
-    memory = remember(state)
+def _kept(memory: Memory, episodes: tuple[Episode, ...]) -> dict[str, Any]:
     return {
         "instance_id": memory.instance_id,
         "first_ready": memory.first_ready,
@@ -163,7 +180,7 @@ def _workers(document: Mapping[str, Any]) -> dict[str, Remembered]:
 def _read_episode(saved: Mapping[str, Any]) -> Episode:
     return Episode(
         cause=Cause(saved["cause"]),
-        start=float(saved["start"]),
+        start=_finite(saved["start"]),
         end=_number(saved["end"]),
         kind=EndKind(saved["kind"]) if saved["kind"] else None,
         duration_s=_number(saved["duration_s"]),
@@ -173,7 +190,14 @@ def _read_episode(saved: Mapping[str, Any]) -> Episode:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else _finite(value)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value} is no time")
+    return number
 
 
 def _text(value: Any) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from tests.exporter.views import FACTS, GONE, UP, WALL, life, snapshot, view
+from tests.exporter.views import FACTS, GONE, KV, UP, WALL, life, snapshot, view
 from vllm_cp import RpcRecord
 from vllm_cp.models.probe import EngineHealth, EngineState
 from vllm_cp_exporter import docs
@@ -29,8 +29,10 @@ def _full() -> tuple[Snapshot, SelfMetrics]:
     engines = (EngineHealth(engine=0, state=EngineState.UNHEALTHY),)
     again = {**UP, "instance_id": "second"}
     busy = life(GONE, {}, UP, GONE, *[{}] * 9, again, *[again] * 10, {"engines": engines})
-    full = view(busy, facts=FACTS, proofs=dict.fromkeys(CHECKS, WALL), round_trip_s=0.1, gives_up_at={1: WALL})
-    return snapshot(full, view(key='na"me\\ \n'), view(life(), key="new"), min_ready={"chat": 2}), metrics
+    proofs = dict.fromkeys(CHECKS, WALL)
+    full = view(busy, facts=FACTS, proofs=proofs, round_trip_s=0.1, gives_up_at={1: WALL}, kv=KV)
+    turns = view(life(UP, again, UP), key="turns")
+    return snapshot(full, turns, view(key='na"me\\ \n'), view(life(), key="new"), min_ready={"chat": 2}), metrics
 
 
 def test_every_row_can_be_filled() -> None:

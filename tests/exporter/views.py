@@ -9,6 +9,7 @@ from typing import Any
 from vllm_cp import HealthStatus, KvEventSource, ModelInfo, Parallelism, RlCapabilities, ServerInfo
 from vllm_cp.episodes import Observation, Rules, WorkerState, begin, step
 from vllm_cp.models.probe import Answer, RoundTrip
+from vllm_cp_exporter.kvview import KvView
 from vllm_cp_exporter.snapshot import Facts, Snapshot, WorkerView
 
 #: Unix seconds at which all these lives begin.
@@ -39,6 +40,24 @@ SERVER = ServerInfo(
 )
 MODEL = ModelInfo(model_id="/models/llama", served_model_name="llama", served_model_aliases=("l", "lama"))
 FACTS = Facts(server=SERVER, model=MODEL, sources=(KvEventSource(transport="zmq"),))
+KV = KvView(
+    events={("stored", "gpu", "none"): 3, ("removed", "cpu", "tier-1"): 1},
+    stored={("0", "gpu"): 12},
+    removed={("0", "gpu"): 4},
+    resident={("0", "gpu"): 8},
+    complete={"0": 1.0},
+    last_sequence={"0": 3},
+    last_event={"0": WALL},
+    states={"0": "connected"},
+    replays={"ok": 1, "partial": 0, "failed": 0},
+    failures={"msgpack": 1},
+    gaps=1,
+    lost=2,
+    replay_seconds=0.25,
+    restarts=0,
+    queue_depth=5,
+    dropped=6,
+)
 
 
 def life(*seen: dict[str, Any], rules: Rules | None = None, state: WorkerState | None = None) -> WorkerState:

@@ -36,7 +36,14 @@ def pause(
 
 def test_a_safe_read_is_asked_three_times() -> None:
     """An unreachable worker is asked again twice, with growing pauses, and then no more."""
-    assert [pause(attempt=n) for n in (1, 2, 3)] == [0.05, 0.1, None]
+    assert [pause(attempt=n) for n in (1, 2, 3)] == [0.25, 0.5, None]
+
+
+def test_three_attempts_outlast_a_dial() -> None:
+    """A worker that was just restarting is given the time that gRPC needs to dial it again, and no whole second."""
+    for jitter in (0.0, 0.5, 1.0):
+        pauses = [pause(attempt=n, jitter=jitter) or 0.0 for n in (1, 2)]
+        assert 0.35 < sum(pauses) < 0.8
 
 
 def test_a_change_is_never_asked_again() -> None:
@@ -58,8 +65,8 @@ def test_what_does_not_pass_by_itself_is_not_asked_again(kind: type[ControlError
 
 
 def test_jitter_spreads_the_pause() -> None:
-    """A herd does not come back in step: the pause is anything from nothing to the full step."""
-    assert [pause(jitter=j) for j in (0.0, 0.5, 1.0)] == [0.0, 0.025, 0.05]
+    """A herd does not come back in step: the pause is anything from half the step to all of it."""
+    assert [pause(jitter=j) for j in (0.0, 0.5, 1.0)] == [0.125, 0.1875, 0.25]
 
 
 def test_pauses_have_a_ceiling() -> None:
@@ -67,7 +74,7 @@ def test_pauses_have_a_ceiling() -> None:
     assert pause(attempt=30, retry=Retry(attempts=99, initial_s=0.1, max_s=0.7), remaining_s=60) == 0.7
 
 
-@pytest.mark.parametrize(("remaining_s", "again"), [(0.05, None), (0.059, None), (0.061, 0.05), (-1.0, None)])
+@pytest.mark.parametrize(("remaining_s", "again"), [(0.25, None), (0.259, None), (0.261, 0.25), (-1.0, None)])
 def test_a_try_without_time_is_not_begun(remaining_s: float, again: float | None) -> None:
     """The deadline is for all tries together: one that could only fail is not sent."""
     assert pause(remaining_s=remaining_s) == again

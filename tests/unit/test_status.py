@@ -228,7 +228,9 @@ def test_proxies_in_force_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     assert _status.proxy_hint(True) == ""
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")  # which gRPC does not read
+    assert _status.proxy_hint(True) == ""
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
     assert _status.proxy_hint(True) == "a proxy is in force (https_proxy): switch it off or set no_proxy"
     assert _status.proxy_hint(False) == ""
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_cp._attempts import RpcHook
 from vllm_cp._fleet.aio_streams import Streams
@@ -29,6 +29,9 @@ from vllm_cp.discovery.base import DiscoveredTarget, Discoverer, DiscoveryFailed
 from vllm_cp.discovery.merge import reading
 from vllm_cp.errors import ClientClosed, ConfigError
 from vllm_cp.models.outcome import Outcome
+
+if TYPE_CHECKING:
+    from vllm_cp._http_connection import HttpConnection
 
 __all__ = ["AsyncFleet"]
 
@@ -91,6 +94,23 @@ class AsyncFleet:
         self._first: asyncio.Event | None = None
         self._watchers: set[asyncio.Queue[Any]] = set()
         self._closed = False
+
+    @classmethod
+    def from_daemon(cls, url: str | HttpConnection, /) -> AsyncFleet:
+        """A fleet as a ``vllm-cp-exporter`` sees it, which is the one that asks the workers: a consumer adds no load.
+
+        ``snapshot()`` and ``watch()`` give the same types as of a direct fleet, as of the daemon's last look;
+        ``map()`` and ``client()`` raise ConfigError. While the daemon does not answer, ``snapshot()`` raises
+        ControlError, and a ``watch()`` that began goes on without a change: ``status`` says what is wrong.
+
+        Args:
+            url: the daemon's base URL, or an ``HttpConnection`` with TLS files and a password file.
+
+        Raises ConfigError. Needs ``vllm-cp[http]``.
+        """
+        from vllm_cp._fleet.daemon_aio import AsyncDaemonFleet
+
+        return AsyncDaemonFleet(url)
 
     @property
     def targets(self) -> tuple[DiscoveredTarget, ...]:

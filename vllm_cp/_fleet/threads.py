@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_cp._attempts import RpcHook
 from vllm_cp._fleet.changes import FleetChange, set_changes
@@ -30,6 +30,9 @@ from vllm_cp.config import Connection
 from vllm_cp.discovery.base import DiscoveredTarget, DiscoveryStatus, SyncDiscoverer, TargetSet
 from vllm_cp.errors import ClientClosed, ConfigError
 from vllm_cp.models.outcome import Outcome
+
+if TYPE_CHECKING:
+    from vllm_cp._http_connection import HttpConnection
 
 __all__ = ["Fleet"]
 
@@ -94,6 +97,23 @@ class Fleet:
         self._lock = threading.Lock()
         self._watchers: set[SimpleQueue[Any]] = set()
         self._closed = False
+
+    @classmethod
+    def from_daemon(cls, url: str | HttpConnection, /) -> Fleet:
+        """A fleet as a ``vllm-cp-exporter`` sees it, which is the one that asks the workers: a consumer adds no load.
+
+        ``snapshot()`` and ``watch()`` give the same types as of a direct fleet, as of the daemon's last look;
+        ``map()`` and ``client()`` raise ConfigError. While the daemon does not answer, ``snapshot()`` raises
+        ControlError, and a ``watch()`` that began goes on without a change: ``status`` says what is wrong.
+
+        Args:
+            url: the daemon's base URL, or an ``HttpConnection`` with TLS files and a password file.
+
+        Raises ConfigError. Needs ``vllm-cp[http]``.
+        """
+        from vllm_cp._fleet.daemon_threads import DaemonFleet
+
+        return DaemonFleet(url)
 
     @property
     def targets(self) -> tuple[DiscoveredTarget, ...]:
