@@ -25,5 +25,7 @@ def pause_before_next(
         return None
     if attempt >= retry.attempts:
         return None
-    pause = min(retry.max_s, retry.initial_s * 2 ** (attempt - 1)) * jitter()
+    longest = min(retry.max_s, retry.initial_s * 2 ** (attempt - 1))
+    # Not all of it is left to chance: three quick tries would all be over before gRPC dials again.
+    pause = longest * (1 + jitter()) / 2
     return pause if pause + _LEAST < remaining_s else None

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vllm_cp import _wire
 from vllm_cp.errors import ControlError, NotFound
-from vllm_cp.models.generated import Generated
 from vllm_cp.models.health import HealthStatus
-from vllm_cp.models.kv_source import KvEventSource
-from vllm_cp.models.lora import LoraAdapter
-from vllm_cp.models.model import ModelInfo
-from vllm_cp.models.pause import PauseMode
-from vllm_cp.models.server import ServerInfo
+
+if TYPE_CHECKING:
+    from vllm_cp.models.generated import Generated
+    from vllm_cp.models.kv_source import KvEventSource
+    from vllm_cp.models.lora import LoraAdapter
+    from vllm_cp.models.model import ModelInfo
+    from vllm_cp.models.pause import PauseMode
+    from vllm_cp.models.server import ServerInfo
 
 __all__ = ["Call"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -17,13 +17,15 @@ from vllm_cp._attempts import Attempts, Desk, RpcHook
 from vllm_cp._rpc import Call
 from vllm_cp.config import DEFAULT_TARGET, Connection
 from vllm_cp.errors import ClientClosed, ControlError
-from vllm_cp.models.generated import Generated
 from vllm_cp.models.health import HealthStatus
-from vllm_cp.models.kv_source import KvEventSource
-from vllm_cp.models.lora import LoraAdapter
-from vllm_cp.models.model import ModelInfo
-from vllm_cp.models.pause import PauseMode
-from vllm_cp.models.server import ServerInfo
+
+if TYPE_CHECKING:
+    from vllm_cp.models.generated import Generated
+    from vllm_cp.models.kv_source import KvEventSource
+    from vllm_cp.models.lora import LoraAdapter
+    from vllm_cp.models.model import ModelInfo
+    from vllm_cp.models.pause import PauseMode
+    from vllm_cp.models.server import ServerInfo
 
 __all__ = ["ControlClient"]
 

@@ -171,8 +171,8 @@ class ClientClosed(RuntimeError):
 class ForkedClient(RuntimeError):
     """The client was made before ``fork()`` and used in the child: gRPC channels do not survive it. Make a new one.
 
-    That works as long as no watch was open at the moment of the fork; gRPC itself may crash in a child of a process
-    that was reading a stream. Such a process should start its children anew (``spawn``), or fork them before it watches.
+    That works as long as no watch was open at the moment of the fork: gRPC itself may crash in a child of a process
+    that was reading a stream. Such a process starts its children anew (``spawn``), or forks before it watches.
     """
 
 

@@ -45,6 +45,8 @@ _CONFIRM_S = 1.0
 _REDIAL_S = 1.0
 _REDIAL_LATER_S = 10.0
 _FIRST_MINUTE_S = 60.0
+#: In what gRPC says when there was no connection to be had, and not one that broke.
+_DIALLED = "failed to connect"
 #: How late a look at an answer that is overdue may come.
 _SOON_S = 0.01
 #: A worker that does not offer its event sources, or not to us, is asked again this rarely.
@@ -124,6 +126,9 @@ class GrpcSide:
             if end is not None and now - redialled > _REDIAL_S:
                 redialled = now
                 continue
+            if isinstance(answer, WorkerUnreachable):
+                # A channel that could not connect waits before it dials again, for longer than we do.
+                await self._renew_client()
             down_since = now if down_since is None else down_since
             await asyncio.sleep(jittered(_REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S))
 
@@ -133,13 +138,19 @@ class GrpcSide:
                 # Told only now that the port is really asked: its silence counts from here.
                 self._observer.stream_ended()
             began = self._observer.clock.monotonic()
-            try:
-                answer: HealthStatus | ControlError = await self._client.check(timeout_s=_CONFIRM_S if after else None)
-            except ControlError as error:
-                answer = error
+            answer = await self._check(after)
+            if after and isinstance(answer, WorkerUnreachable) and _DIALLED not in answer.detail:
+                # It went down with the connection of the stream. What a new one says counts.
+                answer = await self._check(after)
         self._seen(answer, began)
         self._tell(answer)
         return answer
+
+    async def _check(self, after: _End | None) -> HealthStatus | ControlError:
+        try:
+            return await self._client.check(timeout_s=_CONFIRM_S if after else None)
+        except ControlError as error:
+            return error
 
     async def _stream(self) -> _End | None:
         """Follow the health stream; how it ended, ``None`` when it is not worth dialling again at once."""

@@ -13,8 +13,8 @@ import pytest
 from tests.certs import Certs, make_certs
 from tests.cli.process import Ended
 from vllm_cp import Connection
-from vllm_cp.cli import _fanout, _watching, main, probe
-from vllm_cp.testing import FakeWorker
+from vllm_cp.cli import _daemon, _fanout, _watching, ft, main, probe
+from vllm_cp.testing import FakeKvPublisher, FakeWorker
 
 Cli = Callable[..., Ended]
 
@@ -68,7 +68,29 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
         seen[:] = [connection]
         return probe._Said("serving")
 
+    def named(servers: dict[str, Any], *_: object, **__: object) -> list[Any]:
+        seen[:] = [Connection(target="h") for _ in servers]
+        return []
+
     monkeypatch.setattr(_fanout, "ask_all", nobody)
+
+    def daemon(*_: object) -> list[Any]:
+        seen[:] = [Connection(target="daemon")]
+        return []
+
+    def looked(connections: list[Connection], *_: object) -> list[Any]:
+        seen[:] = connections
+        return []
+
+    def lived(connections: list[Connection], *_: object) -> int:
+        seen[:] = connections
+        return 0
+
+    monkeypatch.setattr("vllm_cp.cli._top_live.look", looked)
+    monkeypatch.setattr("vllm_cp.cli._top_live.run", lived)
+    monkeypatch.setattr(_fanout, "ask_each", named)
+    monkeypatch.setattr(_daemon, "ask", daemon)
+    monkeypatch.setattr(ft, "_recovered", named)
     monkeypatch.setattr(_watching, "watch_all", nobody)
     monkeypatch.setattr(probe, "_probe", probed)
     return seen
@@ -93,3 +115,17 @@ def silent() -> Iterator[str]:
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Certs:
     """Certificates for localhost and 127.0.0.1."""
     return make_certs(tmp_path_factory.mktemp("certs"))
+
+
+@pytest.fixture
+def kv() -> Iterator[FakeKvPublisher]:
+    """A publisher."""
+    with FakeKvPublisher() as publisher:
+        yield publisher
+
+
+@pytest.fixture
+def publishing(kv: FakeKvPublisher) -> Iterator[FakeWorker]:
+    """The worker of that publisher."""
+    with FakeWorker(kv_sources=[kv.source]) as worker:
+        yield worker

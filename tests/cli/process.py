@@ -114,6 +114,14 @@ class Terminal:
         """Press keys."""
         os.write(self._ours, keys.encode())
 
+    def resize(self, columns: int) -> None:
+        """Another width, which the run is told of as a real terminal would."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def signal(self, number: int) -> None:
+        """Send the run a signal."""
+        self._process.send_signal(number)
+
     def end(self, timeout_s: float = 15.0) -> int:
         """Wait for its end, reading on; the exit code."""
         deadline = time.monotonic() + timeout_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -15,7 +16,7 @@ from tests.certs import Certs
 from tests.cli.conftest import Cli
 from tests.cli.process import environment
 from vllm_cp import Connection, ControlClient
-from vllm_cp.cli import _app, _change
+from vllm_cp.cli import _app, _change, top
 from vllm_cp.testing import FakeWorker
 
 _PROBE = """
@@ -67,10 +68,11 @@ def test_root_help_loads_no_noun() -> None:
 
 
 def test_health_is_lean(worker: FakeWorker) -> None:
-    """health loads neither rich nor the asynchronous client nor another noun nor a thread pool."""
+    """health loads neither protobuf nor rich nor the asynchronous client nor another noun nor a thread pool."""
     loaded = _modules("health", "--target", worker.target)
     assert "grpc" in loaded
     assert not loaded & {"rich", "vllm_cp.aio", "vllm_cp.cli.info", "vllm_cp.cli.kv", "json.tool", "yaml"}
+    assert not loaded & {"google.protobuf", "vllm_cp.models.server", "vllm_cp.discovery", "concurrent.futures.thread"}
 
 
 def test_probe_is_leaner_still(worker: FakeWorker) -> None:
@@ -129,8 +131,11 @@ def desk(certs: Certs, worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.M
     """A directory with the files that the examples name, and somebody who says yes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_change, "_allowed", lambda *_: True)
+    monkeypatch.setattr(top, "_on_terminal", lambda: True)
     Path("ca.pem").write_bytes(certs.ca.read_bytes())
     Path("token").write_text("s3cret\n")
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    Path("tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     from vllm_cp.profile import capture, save
 
     with ControlClient(worker.target) as client:

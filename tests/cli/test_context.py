@@ -204,7 +204,7 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "a token": ({"targets": ["a"], "token": "s3cret"}, "with a token in it: take it out, and name a token_file"),
     "no targets": ({"tls": True}, "without a list of targets"),
     "targets as text": ({"targets": "a"}, "whose targets is 'a'"),
-    "a number as target": ({"targets": [1]}, "without a list of targets"),
+    "a number as target": ({"targets": [1]}, "whose targets is no list of words"),
     "a switch as text": ({"targets": ["a"], "tls": "yes"}, "whose tls is 'yes'"),
     "a time as text": ({"targets": ["a"], "timeout": "5"}, "whose timeout is '5'"),
     "an empty file name": ({"targets": ["a"], "tls_ca": ""}, "whose tls_ca is ''"),

@@ -75,7 +75,8 @@ def test_every_flag_reaches_the_connection_and_has_its_variable(
     }
     switches = ["--tls", "--insecure-token", "--proxy"]
     flags = [word for pair in settings.items() for word in pair] + switches
-    assert {*settings, *switches, "--context"} == {flag.option for flag in CONNECTION}
+    elsewhere = {"--context", "--file-sd", "--dns", "--k8s", "--pool", "--via"}  # test_context, test_sources, test_via
+    assert {*settings, *switches, *elsewhere} == {flag.option for flag in CONNECTION}
 
     assert cli(*flags, "health").code == 0
     before = list(asked)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.facts import RICH, known_fleet
+from tests.cli.held import GOLDEN, held
 from tests.cli.process import Ended
 from vllm_cp.cli import _ladder, _output, _times, _verb, startup, wait
 from vllm_cp.cli._table import View
 from vllm_cp.testing import FakeWorker
 
 NAMES = ("127.0.0.1:11111", "127.0.0.1:22222", "127.0.0.1:33333")
-GOLDEN = Path(__file__).parent / "golden"
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "name")
 SURE = ("--all", "--yes")
 LOAD = ("lora", "load", "sql", "/adapters/sql")
@@ -78,13 +77,6 @@ def _still_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait, "time", SimpleNamespace(monotonic=lambda: 7.0))  # the ladder has a clock of its own
 
 
-def _held(name: str, text: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text, "utf-8")
-    assert text == path.read_text("utf-8"), f"UPDATE_GOLDEN=1 writes {path.name} anew"
-
-
 def _run(verb: str, fleet: list[FakeWorker], cli: Cli, *flags: str) -> Ended:
     """The verb on the fleet as it was in the beginning."""
     fleet[0].restart(instance_id=RICH.instance_id)
@@ -105,9 +97,9 @@ def test_output_is_as_written_down(verb: str, fleet: list[FakeWorker], cli: Cli)
     """In a pipe, a rich worker, an old one and one that denies give exactly this in each format, and this talk."""
     for output in FORMATS:
         ended = _run(verb, fleet, cli, "-o", output)
-        _held(f"{verb}.{output}", ended.out)
+        held(f"{verb}.{output}", ended.out)
         assert ended.code == CODES.get(verb, 6)
-    _held(f"{verb}.talk", ended.err)
+    held(f"{verb}.talk", ended.err)
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -125,7 +117,7 @@ def test_table_on_a_terminal(
     monkeypatch.setattr(_verb, "render", renamed)
     monkeypatch.setattr(_output, "terminal_width", lambda: width)
     ended = _run(verb, fleet, cli)
-    _held(f"{verb}.{width}", ended.out)
+    held(f"{verb}.{width}", ended.out)
     assert max(map(len, ended.out.splitlines())) <= width
 
 

@@ -37,7 +37,7 @@ async def test_b23_keepalive_pings_are_no_fault(
                 await asyncio.sleep(0.05)
             await w.stays(lambda view: view.state.ready and view.state.fault is None, quiet.rules.window_s)
             assert (w.faults, w.ends) == ({}, {})
-    (warning,) = caplog.records
+    (warning,) = [record for record in caplog.records if record.name.startswith("vllm_cp")]
     assert warning.getMessage() == "misconfigured"
     assert "keepalive_s" in warning.__dict__["fields"]["error"]
 
@@ -109,5 +109,5 @@ async def test_a_worker_of_another_version_takes_the_place() -> None:
                 await w.falls("unreachable")
             await asyncio.to_thread(old.restart)
             await w.until(lambda view: view.state.restarts == 2 and view.state.ready)
-            await w.stays(lambda view: view.state.ready, FAST.silent_within_s + FAST.rules.interval_s)
+            await w.stays(lambda view: view.state.ready, 3 * FAST.rules.interval_s)
             assert w.rungs() == {"reachable": True, "serving": True}

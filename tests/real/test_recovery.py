@@ -56,7 +56,10 @@ async def test_the_frontend_stands_still(stack: StackFactory) -> None:
         ready = await w.ready(since=thawed.monotonic)
         assert ready.monotonic - thawed.monotonic < RETURN_S
         episode = await w.settled()
-        assert (w.faults, w.ends) == ({"unreachable": 1}, {"resumed": 1})
+        # Where it stood still with a question on its way, and had answered a Check meanwhile, the engines are the first
+        # to be missed.
+        assert w.faults in ({"unreachable": 1}, {"engine_silent": 1})
+        assert w.ends == {"resumed": 1}
         assert w.view.state.restarts == 0
         assert -FAST.round_s - EXACT_S < episode.start - frozen.wall < FAST.round_s + EXACT_S
 

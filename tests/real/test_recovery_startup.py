@@ -44,11 +44,13 @@ async def test_measure_startup(stack: StackFactory, version: str, colour: str) -
         assert tuple(phases) == PHASES
         assert list(phases.values()) == sorted(phases.values())
         assert startup.began is not None
-        assert abs(startup.began - begun) < EXACT_S
+        # A port that refuses is dialled three times before that is believed, in three quarters of a second.
+        assert 0 <= startup.began - begun < 0.75 + EXACT_S
         served = s.moment("start").wall + s.ready_after
         assert startup.socket is not None
         assert -EXACT_S < startup.socket - served < RETURN_S
-        assert phases["to_warm"] > LOADING_S
+        assert startup.warm is not None
+        assert startup.warm - s.moment("start").wall > LOADING_S
 
 
 async def test_measure_startup_out_of_time(stack: StackFactory) -> None:

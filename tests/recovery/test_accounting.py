@@ -68,7 +68,7 @@ async def test_a_crash_loop(build: Build, pace: Pace) -> None:
         assert -EXACT_S < episode.end - back.wall < RETURN_S
 
 
-@on(FAKE, REAL)
+@on(REAL)
 async def test_b17_d_first_seen_broken(build: Build, pace: Pace) -> None:
     """A worker that hangs when it is first seen has no fault, since nobody saw when it began; its first ready is none
     either."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tests.recovery.pace import EXACT_S, FAST, RETURN_S, WORD_S, Pace, both_paces
-from tests.recovery.rigs import FAKE, FAKE_OLD, REAL, REAL_OLD, RealRig, Rig, on
+from tests.recovery.rigs import FAKE, REAL, REAL_OLD, RealRig, Rig, on
 from tests.recovery.watched import Watched
 from tests.recovery.word import NOT_SERVING, Word
 from vllm_cp import HealthStatus
@@ -63,7 +63,7 @@ async def test_hard_kill_of_one_of_two_ranks(build: Build, pace: Pace) -> None:
         assert_spans(episode, lost.wall, back.wall, early_s=pace.round_s, late_s=RETURN_S)
 
 
-@on(FAKE_OLD, REAL_OLD)
+@on(REAL_OLD)
 async def test_hard_kill_on_the_oldest_version(build: Build, pace: Pace) -> None:
     """vLLM 0.27 has no round trip: whether engines answer is unknown there, never false, and ready means serving."""
     rig = build(ranks=2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.recovery.pace import EXACT_S, RETURN_S, Pace
-from tests.recovery.rigs import REAL, REAL_OLD, Rig, on
+from tests.recovery.rigs import REAL, Rig, on
 from tests.recovery.watched import Watched
 from vllm_cp.faults import AsyncFaultTolerance, HttpConnection, recover_async
 from vllm_cp.models.recovery import RecoveryOutcome
@@ -116,7 +116,7 @@ async def test_a_fault_of_both_sides_is_one(pace: Pace) -> None:
             assert (w.faults, w.ends) == ({"ft_unhealthy": 1}, {"replaced": 1})
 
 
-@on(REAL, REAL_OLD)
+@on(REAL)
 async def test_the_rust_frontend_over_http_alone(build: Callable[..., Rig], pace: Pace) -> None:
     """A genuine frontend that is only known by its URL is a worker like any other; fault tolerance is not offered."""
     rig = build(ranks=2)

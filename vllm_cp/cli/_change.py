@@ -18,12 +18,13 @@ from vllm_cp.cli._verb import Verb, Verdict, conclude, explained
 if TYPE_CHECKING:
     from vllm_cp.cli._client import Client
 
-__all__ = ["Change", "Changing", "change", "view"]
+__all__ = ["DRY", "Change", "Changing", "change", "confirmed", "dry", "view"]
 
-_DRY = "dry run"
+DRY = "dry run"
 #: One answer takes this long at most where nobody chose another time: changes that move weights or wait for requests.
 _SLOW_S = 60.0
 _QUICK_S = 5.0
+Asks = Literal["always", "several", "never"]
 _FLAGS = {
     "--all": "Change all workers, where there are several.",
     "--yes": "Do not ask. Verbs that never ask take it too.",
@@ -43,7 +44,7 @@ class Change(NamedTuple):
     #: What was asked for; part of each record.
     facts: Mapping[str, Any]
     #: Whether somebody has to confirm it: always, for several workers, or never.
-    asks: Literal["always", "several", "never"] = "always"
+    asks: Asks = "always"
     slow: bool = False
     #: What to know about a worker that did not answer in time.
     late: str = "it may still take effect there"
@@ -69,15 +70,13 @@ def change(shown: View, what: Change) -> int:
     """Say it, ask if need be, do it to each worker once, and report on each."""
     shape = _context.shape(shown)
     connections = _context.connections(default_s=_SLOW_S if what.slow else _QUICK_S)
-    targets = [connection.address.name for connection in connections]
+    targets = [_context.name_of(connection) for connection in connections]
     from vllm_cp.cli import _fanout
 
-    if kept().get("dry-run"):
-        _stdio.say(f"would {what.does} on {_listed(targets)}; nothing was sent")
-        verdict = Verdict({"result": _DRY, **what.facts})
+    if dry(what.does, targets):
+        verdict = Verdict({"result": DRY, **what.facts})
         return conclude(shown, shape, [_fanout.Reply(target, verdict) for target in targets])
-    if not _allowed(what, targets):
-        _stdio.say("not confirmed: nothing was sent")
+    if not confirmed(what.does, targets, what.asks):
         return Exit.INTERRUPTED
 
     def act(client: Client) -> Verdict:
@@ -97,8 +96,23 @@ def change(shown: View, what: Change) -> int:
     return conclude(shown, shape, replies)
 
 
-def _allowed(what: Change, targets: Sequence[str]) -> bool:
-    """Whether to go on. Raises UsageError where it takes a flag."""
+def dry(does: str, targets: Sequence[str]) -> bool:
+    """Whether nothing is to be sent; says what would have been."""
+    if not kept().get("dry-run"):
+        return False
+    _stdio.say(f"would {does} on {_listed(targets)}; nothing was sent")
+    return True
+
+
+def confirmed(does: str, targets: Sequence[str], asks: Asks = "always") -> bool:
+    """Whether to go on; says so if not. Raises UsageError where it takes a flag."""
+    if _allowed(does, targets, asks):
+        return True
+    _stdio.say("not confirmed: nothing was sent")
+    return False
+
+
+def _allowed(does: str, targets: Sequence[str], asks: Asks) -> bool:
     here = click.get_current_context()
     verb = here.command_path.partition(" ")[2]
     several = len(targets) > 1
@@ -106,15 +120,15 @@ def _allowed(what: Change, targets: Sequence[str]) -> bool:
         raise click.UsageError(
             f"'{verb}' would change {_listed(targets)}: give --all if you mean all of them, or one --target", here
         )
-    if kept().get("yes") or what.asks == "never" or (what.asks == "several" and not several):
+    if kept().get("yes") or asks == "never" or (asks == "several" and not several):
         return True
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(
-            f"this would {what.does} on {_listed(targets)}, and nobody can be asked here: give --yes to do it,"
+            f"this would {does} on {_listed(targets)}, and nobody can be asked here: give --yes to do it,"
             " or --dry-run to see it",
             here,
         )
-    _stdio.say(f"this will {what.does} on {len(targets)} worker{'s' if several else ''}:")
+    _stdio.say(f"this will {does} on {len(targets)} worker{'s' if several else ''}:")
     _stdio.talk("".join(f"  {plain(target)}\n" for target in targets) + "Go on? [y/N] ")
     said = sys.stdin.buffer.readline()
     if not said.endswith(b"\n"):

@@ -24,15 +24,21 @@ __all__ = [
     "ContextFileError",
     "CredentialsError",
     "LocalError",
+    "canonical",
     "connections",
     "context_file",
     "decoded",
+    "defaults",
     "effective_context",
     "flags_only",
     "given",
+    "name_of",
+    "named",
     "output",
     "seconds",
     "shape",
+    "some_missing",
+    "via",
     "whole_timeout",
 ]
 
@@ -42,6 +48,10 @@ _DEFAULT_S = 5.0
 #: A day. gRPC turns far longer deadlines into ones that have passed.
 LONGEST_S = 86400.0
 _FLEET = "vllm_cp.cli.fleet"
+_MISSING = "vllm_cp.cli.missing"
+#: The flags that name workers, and what each is called in a context.
+_NAMING = {"target": "targets", "file-sd": "file_sd", "dns": "dns", "k8s": "k8s"}
+_BY_DAEMON = "health, info, model, kv sources, ready and episodes"
 _ALONE = "vllm_cp.cli.alone"
 
 
@@ -100,24 +110,73 @@ def whole_timeout(default_s: float) -> float:
     return seconds("--timeout", kept()["timeout"]) if "timeout" in kept() else default_s
 
 
-def connections(*, at_most_s: float | None = None, default_s: float = _DEFAULT_S) -> list[Connection]:
-    """A connection for each worker, in order, each once. Raises UsageError or CredentialsError; sends nothing.
+def connections(
+    *, at_most_s: float | None = None, default_s: float = _DEFAULT_S, look: bool = True
+) -> list[Connection]:
+    """A connection for each worker, in order, each once. Raises UsageError or CredentialsError; asks no worker.
 
     ``at_most_s`` is the time of a whole run, which then is what ``--timeout`` stands for: no answer may take longer.
-    ``default_s`` is the time for one answer where nobody chose one.
+    ``default_s`` is the time for one answer where nobody chose one. Without ``look`` sources of workers are checked as
+    far as that goes without reading them.
     """
+    from dataclasses import replace
+
+    from vllm_cp.config import DEFAULT_TARGET
+
+    source, daemon = via()
+    if daemon is not None and look:
+        verb = click.get_current_context().command_path.partition(" ")[2]
+        raise click.UsageError(
+            f"{source}: a daemon can't answer '{verb}', which asks the workers themselves: drop it"
+            f" (a daemon answers {_BY_DAEMON})"
+        )
+    wanted = _wanted(DEFAULT_TARGET)
+    shared = defaults(at_most_s=at_most_s, default_s=default_s)
+    made = {name: replace(shared, target=text) for name, text in _written(*wanted.pop("target", ("", []))).items()}
+    _, pool = _text("pool")
+    if not wanted and pool is None:
+        return list(made.values())
+    from vllm_cp.cli import _sources
+
+    return _sources.found(wanted, made, shared, pool, look=look)
+
+
+def name_of(connection: Connection) -> str:
+    """What a worker is called: its identity where it was discovered, else its address."""
+    return getattr(connection, "key", "") or connection.address.name
+
+
+def some_missing(missing: bool = False) -> bool:
+    """Whether discovery told that not all workers could be found; ``missing`` notes that it did."""
+    meta = click.get_current_context().meta
+    meta[_MISSING] = meta.get(_MISSING, False) or missing
+    return bool(meta[_MISSING])
+
+
+def _written(source: str, texts: Sequence[str]) -> dict[str, str]:
+    """Targets by their canonical spelling."""
     from vllm_cp._target import parse_target
-    from vllm_cp.config import DEFAULT_TARGET, Connection, read_token
     from vllm_cp.errors import ConfigError
 
     targets: dict[str, str] = {}
-    source, texts = _targets(DEFAULT_TARGET)
     for text in texts:
         try:
             targets.setdefault(parse_target(text).name, text)
         except ConfigError as error:
             raise click.UsageError(f"{source}: {error}") from None
-    timeout_s = _timeout(at_most_s, default_s)
+    return targets
+
+
+def via() -> tuple[str, str | None]:
+    """Who says which daemon to ask, and its URL; ``None`` when the workers are to be asked."""
+    return _text("via")
+
+
+def defaults(*, at_most_s: float | None = None, default_s: float = _DEFAULT_S) -> Connection:
+    """How any worker is reached, apart from where. As for ``connections``."""
+    from vllm_cp.config import Connection, read_token
+    from vllm_cp.errors import ConfigError
+
     tls = _tls()
     token_file = _path("token-file")
     insecure_token = _switch("insecure-token")
@@ -131,20 +190,15 @@ def connections(*, at_most_s: float | None = None, default_s: float = _DEFAULT_S
                 " or --insecure-token if you accept that"
             )
         _usable(lambda: read_token(token_file))
-    proxy = _switch("proxy")
     try:
-        return [
-            Connection(
-                target=text,
-                tls=tls,
-                token_file=token_file,
-                insecure_token=insecure_token,
-                timeout_s=timeout_s,
-                proxy=proxy,
-                server_name=server_name,
-            )
-            for text in targets.values()
-        ]
+        return Connection(
+            tls=tls,
+            token_file=token_file,
+            insecure_token=insecure_token,
+            timeout_s=_timeout(at_most_s, default_s),
+            proxy=_switch("proxy"),
+            server_name=server_name,
+        )
     except ConfigError as error:  # all but the server name was checked above
         raise click.UsageError(f"{named_by}: {error}") from None
 
@@ -160,22 +214,39 @@ def _tls() -> Tls | None:
     return _usable(lambda: Tls(ca_file=ca, cert_file=cert, key_file=key))
 
 
-def _targets(default: str) -> tuple[str, list[str]]:
-    source, texts = _named_targets()
+def _wanted(default: str) -> dict[str, tuple[str, list[str]]]:
+    """What names the workers to ask: by flag, who says so and what."""
+    if named := _named():
+        return named
     fleet = effective_context()
-    if texts or fleet is None:
-        return source, texts or [default]
-    return f"context {fleet.name!r}", list(fleet.settings["targets"])
+    if fleet is None:
+        return {"target": (BY_NAME["target"].variable, [default])}
+    source = f"context {fleet.name!r}"
+    return {flag: (source, list(fleet.settings[key])) for flag, key in _NAMING.items() if key in fleet.settings}
 
 
-def _named_targets() -> tuple[str, list[str]]:
-    """The workers named one by one; further sources of targets join here."""
-    if "target" in kept():
-        return "--target", list(kept()["target"])
-    variable = BY_NAME["target"].variable
+def named() -> tuple[list[str], str | None]:
+    """The targets and the pool that were named, for a choice among what somebody else knows. Raises UsageError."""
+    chosen = _wanted("") if effective_context() is not None or _named() else {}
+    for flag, (source, _) in chosen.items():
+        if flag != "target":
+            raise click.UsageError(f"{source}: a daemon has found its workers: choose with --target or --pool")
+    return list(chosen.get("target", ("", []))[1]), _text("pool")[1]
+
+
+def _named() -> dict[str, tuple[str, list[str]]]:
+    """The same by the command line alone, else by the environment alone; empty when neither names any worker."""
+    on_line = {flag: (BY_NAME[flag].option, list(kept()[flag])) for flag in _NAMING if flag in kept()}
     # Whoever names a fleet on the command line means its workers, not those that happen to be in the environment.
-    text = "" if "context" in kept() else _variable("target")
-    return variable, text.replace(",", " ").split()
+    if on_line or "context" in kept():
+        return on_line
+    return {flag: (BY_NAME[flag].variable, words) for flag in _NAMING if (words := _words(flag))}
+
+
+def _words(flag: str) -> list[str]:
+    text = _variable(flag)
+    # A selector has commas of its own.
+    return (text if flag == "k8s" else text.replace(",", " ")).split()
 
 
 def flags_only() -> None:
@@ -220,8 +291,10 @@ def _find_context() -> Fleet | None:
         known = f"there are {', '.join(map(plain, there))}" if there else "there are none, see 'vllm-cp context'"
         raise click.UsageError(f"{source}: no context is called '{plain(name)}': {known}")
     fleet = Fleet(name, there[name])
-    _, named = _named_targets()
-    own = set(map(_canonical, named)) <= set(map(_canonical, fleet.settings["targets"])) if named else True
+    own = all(
+        set(map(canonical, texts)) <= set(map(canonical, fleet.settings.get(_NAMING[flag], ())))
+        for flag, (_, texts) in _named().items()
+    )
     return fleet if own or "context" in kept() else None
 
 
@@ -233,7 +306,8 @@ def context_file(path: Path) -> _contexts.Store:
         raise ContextFileError(str(error)) from None
 
 
-def _canonical(target: str) -> str:
+def canonical(target: str) -> str:
+    """The canonical spelling of a target; what is none stays as it is."""
     from vllm_cp._target import parse_target
     from vllm_cp.errors import ConfigError
 

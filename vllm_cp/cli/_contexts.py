@@ -17,6 +17,11 @@ _VERSION = 1
 #: Settings of one context and their types. Files are absolute paths.
 _SETTINGS: dict[str, type] = {
     "targets": list,
+    "file_sd": list,
+    "dns": list,
+    "k8s": list,
+    "pool": str,
+    "via": str,
     "timeout": float,
     "tls": bool,
     "tls_ca": str,
@@ -166,7 +171,8 @@ def _problem_with(settings: Any) -> str:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number if kind is float else isinstance(value, kind)) or value == "":
             return f"whose {key} is {value!r}"
-    targets = settings.get("targets")
-    if not targets or not all(isinstance(target, str) for target in targets):
+        if kind is list and not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
+            return f"whose {key} is no list of words"
+    if not any((kind is list or key == "via") and key in settings for key, kind in _SETTINGS.items()):
         return "without a list of targets"
     return ""

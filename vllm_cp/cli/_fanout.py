@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from vllm_cp.cli import _talk
+from vllm_cp.cli import _context, _talk
 from vllm_cp.cli._client import Client
 from vllm_cp.config import Connection
+from vllm_cp.errors import ControlError, WorkerUnreachable
 
-__all__ = ["Reply", "ask_all"]
+__all__ = ["Reply", "ask_all", "ask_each"]
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 #: Workers asked at the same time: enough for silent ones not to queue up behind each other's deadlines.
@@ -31,26 +33,48 @@ def ask_all(connections: Sequence[Connection], ask: Callable[[Client], T], *, at
     """Ask every worker, in the order given. One worker's failure is its own; Ctrl-C ends all calls at once."""
     # The command line belongs to this thread, so what it says of clients is read here.
     clients = _Clients(partial(Client, on_rpc=_talk.call_hook(), wire=_talk.Wire if _talk.debugging() else None))
-    if len(connections) == 1:
-        return [_ask(connections[0], ask, clients)]
+    return _each(connections, lambda connection: _ask(connection, ask, clients), clients.close, at_once)
+
+
+def ask_each(items: Mapping[str, S], ask: Callable[[S], T], close: Callable[[], None]) -> list[Reply[T]]:
+    """The same for anything else that can be asked, by name; ``close`` ends all calls."""
+
+    def asked(name: str) -> Reply[T]:
+        try:
+            return Reply(name, ask(items[name]))
+        except Exception as error:  # noqa: BLE001  (as below)
+            return Reply(name, error=error)
+
+    return _each(list(items), asked, close, AT_ONCE)
+
+
+def _each(items: Sequence[S], ask: Callable[[S], T], close: Callable[[], None], at_once: int) -> list[T]:
+    if len(items) == 1:
+        return [ask(items[0])]
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(min(at_once, len(connections)), thread_name_prefix="vllm-cp")
+    pool = ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="vllm-cp")
     try:
-        return list(pool.map(lambda connection: _ask(connection, ask, clients), connections))
+        return list(pool.map(ask, items))
     finally:
-        clients.close()
+        close()
         pool.shutdown(cancel_futures=True)
 
 
 def _ask(connection: Connection, ask: Callable[[Client], T], clients: _Clients) -> Reply[T]:
-    target = connection.address.name
+    name, address = _context.name_of(connection), connection.address.name
+    if problem := getattr(connection, "problem", ""):
+        return Reply(name, error=WorkerUnreachable(name, "discovery", "", problem))
     try:
         client = clients.open(connection)
         with client:
-            return Reply(target, ask(client))
+            return Reply(name, ask(client))
+    except ControlError as error:
+        if error.target == address != name:
+            error.target = f"{name} at {address}"
+        return Reply(name, error=error)
     except Exception as error:  # noqa: BLE001  (one worker's defect must not hide the others' answers)
-        return Reply(target, error=error)
+        return Reply(name, error=error)
 
 
 class _Clients:

@@ -35,7 +35,12 @@ class Flag(NamedTuple):
 
 CONNECTION = (
     Flag("--target", "HOST:PORT", "Worker to ask; repeatable. Port 8001 if left out. [default: localhost:8001]", True),
+    Flag("--file-sd", "FILE", "Workers in a file_sd file (JSON or YAML); repeatable, may be a pattern.", True),
+    Flag("--dns", "NAME[:PORT]", "Workers at each address of a name, or of its SRV records; repeatable.", True),
+    Flag("--k8s", "[NS/]SELECTOR", "Pods, in all namespaces if none is given; repeatable.", True),
+    Flag("--pool", "NAME", "Of those workers, only this pool."),
     Flag("--context", "NAME", "Named fleet to ask and how to reach it; see 'vllm-cp context'."),
+    Flag("--via", "URL", "Ask this vllm-cp-exporter what it knows of the workers, not them; reads only."),
     Flag("--timeout", "SECONDS", "Longest wait for each answer. [default: 5]"),
     Flag("--tls", None, "Use TLS and trust the system's CAs."),
     Flag("--tls-ca", "FILE", "Use TLS and trust the CAs in this PEM file only."),

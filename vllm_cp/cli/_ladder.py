@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,10 +17,22 @@ if TYPE_CHECKING:
     from vllm_cp.episodes import WorkerState
     from vllm_cp.models.ladder import Rung, Rungs
 
-__all__ = ["CANARY_OPTION", "RUNGS", "SERVICE_OPTION", "look", "record_of", "state_of", "verdict_of", "why_of"]
+__all__ = [
+    "CANARY_OPTION",
+    "RUNGS",
+    "SERVICE_OPTION",
+    "look",
+    "record_of",
+    "state_of",
+    "told_verdict",
+    "verdict_of",
+    "why_of",
+]
 
 #: The names of ``vllm_cp.models.ladder.Rung``, lowest first; written out because help must not load them.
 RUNGS = ("reachable", "serving", "answering", "admitting", "warm")
+#: What readiness is where nobody says otherwise.
+DEFAULT_RUNG = "admitting"
 #: Between two looks that have not settled it, seconds.
 _AGAIN_S = 0.2
 #: Least patience with an engine, seconds.
@@ -86,6 +99,29 @@ def verdict_of(client: Client, state: WorkerState, rung: Rung) -> Verdict:
         error = client.unheard
         return Verdict(record, exit_of(error), f"not ready: {str(error).removeprefix(f'{error.target}: ')}")
     return Verdict(record, Exit.NOT_READY, f"not ready: {record['reason']}: {record['why']}")
+
+
+def told_verdict(worker: Mapping[str, Any], rung: str) -> Verdict:
+    """The same from a daemon's record of a worker. For the rung that readiness is by default its own word counts."""
+    rungs = {name: {**step, "why": step["why"] or ""} for name, step in worker["rungs"].items() if name in RUNGS}
+    way = RUNGS[: RUNGS.index(rung) + 1]
+    judged_by = next((name for name in reversed(way) if rungs[name]["provable"]), RUNGS[0])
+    ready = worker["ready"] if rung == DEFAULT_RUNG else bool(rungs[judged_by]["holds"])
+    why = next((rungs[name]["why"] for name in way if not rungs[name]["holds"] and rungs[name]["why"]), "")
+    reason = None if ready else worker["reason"] or "unknown"
+    record = {
+        "ready": ready,
+        "reason": reason,
+        "why": "" if ready else why,
+        "rung": rung,
+        "judged_by": judged_by,
+        "instance_id": worker["instance_id"],
+        "rungs": rungs,
+    }
+    if ready:
+        return Verdict(record)
+    code = Exit.NOT_READY if rungs[RUNGS[0]]["holds"] else Exit.UNREACHABLE
+    return Verdict(record, code, f"not ready: {reason}: {why}" if why else f"not ready: {reason}")
 
 
 def _rungs(rungs: Rungs) -> dict[str, Any]:

@@ -42,13 +42,26 @@ def answer(
     ask: Callable[[Client], Mapping[str, Any]],
     *,
     judge: Callable[[Mapping[str, Any]], tuple[Exit, str]] = _fine,
+    told: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> int:
     """Ask every target, print the records, say what went wrong, and give the exit code.
 
-    ``judge`` looks at each record: its code, and a remark for standard error ("" for none).
+    ``judge`` looks at each record: its code, and a remark for standard error ("" for none). ``told`` makes the same
+    record of what a daemon knows of a worker, see ``vllm_cp.cli._daemon``, or raises why that is not known.
     """
     # Usage errors come first: nothing heavy is imported for a command line that is wrong.
-    shape, connections = _context.shape(view), _context.connections()
+    shape = _context.shape(view)
+    if told is not None and _context.via()[1] is not None:
+        from vllm_cp.cli import _daemon
+
+        tell = told
+
+        def telling(worker: Mapping[str, Any]) -> Verdict:
+            record = tell(worker)
+            return Verdict(record, *judge(record))
+
+        return conclude(view, shape, _daemon.told_of_each(telling))
+    connections = _context.connections()
     from vllm_cp.cli import _fanout
 
     def asking(client: Client) -> Verdict:
@@ -76,7 +89,8 @@ def conclude(view: View, shape: Shape, replies: Sequence[Reply[Verdict] | Reply[
     _stdio.emit(render(reports, view, shape))
     for remark in remarks:
         _stdio.say(remark)
-    return overall(report.exit for report in reports)
+    codes = [report.exit for report in reports]
+    return overall([*codes, Exit.UNREACHABLE] if _context.some_missing() else codes)
 
 
 def explained(ask: Callable[[Client], T]) -> Callable[[Client], T]:

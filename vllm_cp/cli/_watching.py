@@ -17,14 +17,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from vllm_cp.aio import AsyncControlClient
+from vllm_cp.cli._context import name_of
 from vllm_cp.config import Connection, Retry
-from vllm_cp.episodes import Rules, Transition
+from vllm_cp.episodes import Rules, Transition, WorkerState
 from vllm_cp.errors import ClientClosed, ControlError, OutOfTime, WorkerUnreachable
 from vllm_cp.models.health import HealthStatus
+from vllm_cp.models.probe import EngineMetrics
 from vllm_cp.models.rpc import RpcRecord
+from vllm_cp.models.server import ServerInfo
 from vllm_cp.observer import Observer
 
-__all__ = ["Pace", "Stop", "watch_all"]
+__all__ = ["Pace", "Stop", "Watcher", "watch_all"]
 
 Emit = Callable[[str, Transition], None]
 
@@ -66,15 +69,13 @@ def watch_all(
 
     Raises KeyboardInterrupt on Ctrl-C, after all streams were closed.
     """
-    watchers = [partial(_Watcher, connection, emit, pace, on_rpc) for connection in connections]
+    watchers = [partial(Watcher, connection, emit, pace, on_rpc) for connection in connections]
     with suppress(Stop):
         if asyncio.run(_watch_all(watchers, pace.for_s, ended)):
             raise KeyboardInterrupt
 
 
-async def _watch_all(
-    watchers: Sequence[Callable[[], _Watcher]], for_s: float | None, ended: Callable[[], bool]
-) -> bool:
+async def _watch_all(watchers: Sequence[Callable[[], Watcher]], for_s: float | None, ended: Callable[[], bool]) -> bool:
     """Whether it was Ctrl-C that ended it."""
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -107,7 +108,7 @@ async def _watch_all(
             loop.remove_signal_handler(signal.SIGINT)
 
 
-class _Watcher:
+class Watcher:
     """One worker."""
 
     def __init__(
@@ -128,9 +129,21 @@ class _Watcher:
 
         def changed(transitions: tuple[Transition, ...]) -> None:
             for transition in transitions:
-                emit(self._client.target, transition)
+                emit(self.name, transition)
 
+        self.name = name_of(connection)
+        #: The last answer to GetServerInfo, which is asked for anew with each instance.
+        self.info: ServerInfo | None = None
         self._observer = Observer(rules=Rules(interval_s=pace.every_s), on_transitions=changed)
+
+    @property
+    def state(self) -> WorkerState:
+        """All that is known now."""
+        return self._observer.state
+
+    def metrics(self, page: EngineMetrics) -> None:
+        """The worker's own /metrics page, read by somebody else."""
+        self._observer.metrics(page)
 
     async def run(self) -> None:
         """Watch until cancelled, then close the connection."""
@@ -206,7 +219,9 @@ class _Watcher:
 
     async def _ask_once(self) -> None:
         if self._observer.wants_instance:
-            self._observer.server_info(await _outcome(self._client.server_info()))
+            answer = await _outcome(self._client.server_info())
+            self.info = answer if isinstance(answer, ServerInfo) else self.info
+            self._observer.server_info(answer)
         if self._observer.wants_round_trip:
             began = self._observer.clock.monotonic()
             self._observer.asked()

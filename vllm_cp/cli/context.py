@@ -36,7 +36,8 @@ _VIEW = View(
     (
         Column("NAME", "name"),
         Column("IN USE", "current"),
-        Column("TARGETS", "targets"),
+        Column("TARGETS", "workers"),
+        Column("POOL", "pool"),
         Column("TLS", "how"),
         Column("TOKEN FILE", "token_file"),
         Column("CA", "tls_ca", wide=True),
@@ -47,8 +48,14 @@ _VIEW = View(
         Column("INSECURE TOKEN", "insecure_token", wide=True),
         Column("PROXY", "proxy", wide=True),
     ),
-    lambda record: [{**record, "how": _how(record)}],
+    lambda record: [{**record, "how": _how(record), "workers": _workers(record)}],
 )
+
+
+def _workers(settings: Mapping[str, Any]) -> list[str]:
+    found = {"file-sd": settings["file_sd"], "dns": settings["dns"], "k8s": settings["k8s"]}
+    via = [f"via:{settings['via']}"] if settings["via"] else []
+    return [*via, *settings["targets"], *(f"{how}:{text}" for how, texts in found.items() for text in texts)]
 
 
 def _how(settings: Mapping[str, Any]) -> str:
@@ -103,6 +110,7 @@ def show(name: str | None) -> int:
     examples="""
 vllm-cp context add prod --target llama-0 --target llama-1
 vllm-cp context add prod --replace --use --target llama-0 --tls-ca ca.pem
+vllm-cp context add chat --dns llama.ml.svc:8001 --pool chat
 """,
 )
 @click.argument("name")
@@ -209,16 +217,18 @@ def _given() -> dict[str, Any]:
             continue
         if flag.key == "context":
             raise click.UsageError("--context: a context can't be made of another one")
-        if flag.key == "target":
-            settings["targets"] = list(value)
+        if flag.multiple:
+            files = flag.metavar == "FILE"
+            key = "targets" if flag.key == "target" else flag.key
+            settings[key] = [os.path.abspath(each) if files else each for each in value]
         elif flag.key == "timeout":
             settings["timeout"] = _context.seconds("--timeout", value)
         else:
             settings[flag.key] = os.path.abspath(value) if flag.metavar == "FILE" else value
-    if "targets" not in settings:
-        raise click.UsageError("a context is a fleet: give its workers with --target")
+    if not any(isinstance(value, list) or key == "via" for key, value in settings.items()):
+        raise click.UsageError("a context is a fleet: give its workers with --target, --file-sd, --dns, --k8s or --via")
     _context.flags_only()
-    _context.connections()
+    _context.connections(look=False)
     return settings
 
 
@@ -230,8 +240,9 @@ def _shown(store: Store, names: Sequence[str], shape: Shape) -> int:
 
 def _record(store: Store, name: str) -> dict[str, Any]:
     settings = store.contexts[name]
-    record: dict[str, Any] = {"current": name == store.current, "targets": settings["targets"]}
+    record: dict[str, Any] = {"current": name == store.current, "targets": settings.get("targets", [])}
     for flag in CONNECTION:
         if flag.key not in ("target", "context"):
-            record[flag.key] = settings.get(flag.key, False if flag.metavar is None else None)
+            absent: Any = [] if flag.multiple else False if flag.metavar is None else None
+            record[flag.key] = settings.get(flag.key, absent)
     return record

@@ -74,4 +74,10 @@ def command(service: str) -> int:
     def ask(client: ControlClient) -> Mapping[str, Any]:
         return {"service": service, "status": client.check(service).value}
 
-    return answer(_VIEW, ask, judge=_judge)
+    def told(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+        from vllm_cp.cli._daemon import fact
+
+        return {"service": service, "status": fact(worker, "health")}
+
+    # Of a single service a daemon knows nothing.
+    return answer(_VIEW, ask, judge=_judge, told=None if service else told)

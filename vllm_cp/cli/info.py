@@ -64,4 +64,10 @@ def command() -> int:
 
         return asdict(client.server_info())
 
-    return answer(_VIEW, ask)
+    def told(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+        from vllm_cp.cli._daemon import fact
+
+        known: Mapping[str, Any] = fact(worker, "server")
+        return known
+
+    return answer(_VIEW, ask, told=told)

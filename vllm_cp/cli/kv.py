@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vllm_cp.cli import _kv_match, _kv_stats, _kv_tail
 from vllm_cp.cli._exit import Exit
 from vllm_cp.cli._table import Column, View
 from vllm_cp.cli._verb import Noun, Verb, answer
 
 if TYPE_CHECKING:
-    from vllm_cp.client import ControlClient
     from vllm_cp.models.kv_source import KvEventSource
 
 __all__ = ["command"]
 
 command = Noun(
     "kv",
-    help="KV cache: where its events are published.",
+    help="KV cache: its events, and which worker holds a prompt.",
     examples="""
 vllm-cp kv sources
-vllm-cp kv sources --target llama-0 -o json
+vllm-cp kv tail --target llama-0 -o jsonl
+vllm-cp kv match --text "You are a helpful" --tokenizer tokenizer.json
 """,
 )
 
@@ -90,11 +91,17 @@ def sources() -> int:
     why there is nothing to connect to, or that a subscriber has to bind because the publisher connects. Nothing is
     dialled: an address in this list is no proof of events.
     """
-    return answer(_VIEW, _ask, judge=_judge)
+    return answer(_VIEW, lambda client: _record(client.kv_event_sources()), judge=_judge, told=_told)
 
 
-def _ask(client: ControlClient) -> Mapping[str, Any]:
-    found = [_source(source) for source in client.kv_event_sources()]
+def _told(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    from vllm_cp.cli._daemon import fact, sources
+
+    return _record(sources(fact(worker, "sources")))
+
+
+def _record(sources: Sequence[KvEventSource]) -> Mapping[str, Any]:
+    found = [_source(source) for source in sources]
     return {"events": "on" if found else "off", "sources": found}
 
 
@@ -122,3 +129,7 @@ def _source(source: KvEventSource) -> dict[str, Any]:
         "hwm": source.hwm,
         "max_queue_size": source.max_queue_size,
     }
+
+
+for _verb in (_kv_match.command, _kv_stats.command, _kv_tail.command):
+    command.add_command(_verb)

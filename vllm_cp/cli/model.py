@@ -46,7 +46,14 @@ def command() -> int:
 
     Servers before vLLM 0.29 do not say whether they support LoRA: "-", null in json.
     """
-    return answer(_VIEW, _ask)
+    return answer(_VIEW, _ask, told=_told)
+
+
+def _told(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    from vllm_cp.cli._daemon import fact
+
+    known: Mapping[str, Any] = fact(worker, "model")
+    return known
 
 
 def _ask(client: ControlClient) -> Mapping[str, Any]:

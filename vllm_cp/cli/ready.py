@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vllm_cp.cli import _context
-from vllm_cp.cli._ladder import CANARY_OPTION, RUNGS, SERVICE_OPTION, look, verdict_of
+from vllm_cp.cli._ladder import CANARY_OPTION, RUNGS, SERVICE_OPTION, look, told_verdict, verdict_of
 from vllm_cp.cli._table import Column, View
 from vllm_cp.cli._verb import Verb, Verdict, conclude, explained
 
@@ -59,7 +59,12 @@ def command(rung: str, service: str, canary: bool) -> int:
     SINCE is when this look first saw it so: one look does not know what was before. Not ready exits with 8, nobody
     there with 3.
     """
-    shape, connections = _context.shape(_VIEW), _context.connections()
+    shape = _context.shape(_VIEW)
+    if _context.via()[1] is not None and not (service or canary):
+        from vllm_cp.cli import _daemon
+
+        return conclude(_VIEW, shape, _daemon.told_of_each(lambda worker: told_verdict(worker, rung)))
+    connections = _context.connections()
     from vllm_cp.cli import _fanout
     from vllm_cp.cli._client import Client
     from vllm_cp.models.ladder import Rung

@@ -53,8 +53,13 @@ def command() -> int:
     """
     shape, deadline_s = _context.shape(_VIEW), _context.whole_timeout(_DEFAULT_S)
     connections = _context.connections(at_most_s=deadline_s)
-    from vllm_cp.cli import _fanout
+    from dataclasses import replace
 
+    from vllm_cp.cli import _fanout
+    from vllm_cp.config import Retry
+
+    # A closed port that is asked again is an open one in the end, and the start was missed.
+    connections = [replace(connection, retry=Retry(attempts=1)) for connection in connections]
     progress = Progress("waiting for a start", len(connections))
     try:
         replies = _fanout.ask_all(

@@ -15,10 +15,10 @@ from vllm_cp.cli._talk import call_hook
 from vllm_cp.cli._text import cut, plain
 from vllm_cp.cli._times import iso, local_now
 from vllm_cp.cli._verb import Verb
+from vllm_cp.cli.episodes import record_of
 
 if TYPE_CHECKING:
     from vllm_cp.episodes import Transition
-    from vllm_cp.models.episode import Episode
 
 __all__ = ["command"]
 
@@ -71,7 +71,7 @@ def command(count: int | None, for_s: float | None, kinds: tuple[str, ...], ever
     output, connections = _context.output(_FORMATS), _context.connections()
     from vllm_cp.cli import _watching
 
-    widest = max((len(plain(connection.address.name)) for connection in connections), default=0)
+    widest = max((len(plain(_context.name_of(connection))) for connection in connections), default=0)
     show = _Lines(output, kinds, count, widest)
     _watching.watch_all(
         connections,
@@ -148,17 +148,5 @@ def _record(target: str, transition: Transition) -> dict[str, Any]:
         "was": was or None,
         "now": now or None,
         "detail": transition.detail or None,
-        "episode": _episode(transition.episode) if transition.episode is not None else None,
-    }
-
-
-def _episode(episode: Episode) -> dict[str, Any]:
-    return {
-        "cause": episode.cause.value,
-        "start": iso(episode.start),
-        "end": iso(episode.end),
-        "kind": episode.kind.value if episode.kind is not None else None,
-        "duration_s": None if episode.duration_s is None else round(episode.duration_s, 3),
-        "instance_id": episode.instance_id,
-        "detail": episode.detail or None,
+        "episode": record_of(transition.episode) if transition.episode is not None else None,
     }
