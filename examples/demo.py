@@ -40,7 +40,8 @@ def main() -> int:
         workers = {"chat-0": zero, "chat-1": one, "chat-2": two}
         targets = [f"--target={name}={worker.target}" for name, worker in workers.items()]
         command = [sys.executable, "-m", "vllm_cp_exporter", *targets, "--pool=chat", f"--listen={args.listen}", *PACE]
-        exporter = subprocess.Popen(command)
+        # Ctrl-C reaches every process of the terminal, and for the exporter a second signal means: at once.
+        exporter = subprocess.Popen(command, start_new_session=True)
         try:
             wait_until_up(args.listen, exporter)
             print(SCRIPT.format(listen=args.listen), flush=True)

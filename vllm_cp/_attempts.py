@@ -61,9 +61,9 @@ class Desk:
         try:
             return self._metadata(rank)
         except ConfigError as error:
-            raise CredentialsRejected(
-                self.target, method, "UNAUTHENTICATED", str(error), "restore the token file"
-            ) from None
+            refused = CredentialsRejected(self.target, method, "UNAUTHENTICATED", str(error), "restore the token file")
+            refused.sent = False
+            raise refused from None
 
     def record(self, method: str, code: str, detail: str, elapsed_s: float, attempt: int) -> None:
         """Tell the hook, if there is one."""

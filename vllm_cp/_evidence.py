@@ -43,6 +43,9 @@ class Observation:
     removed: bool = False
     #: It is asked at another address from now on: another instance there is no fault.
     moved: bool = False
+    #: A question was not answered and not left open either: we may not ask it, or nobody is there who could answer.
+    #: Without ``contact`` it never left us.
+    turned_away: bool = False
     #: What was said, for people.
     detail: str = ""
 
@@ -61,19 +64,27 @@ def take(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) -> Evid
     if seen.canary:
         evidence = replace(evidence, canary=now, generated=evidence.generated or now)
     if seen.engines is not None:
-        evidence = replace(evidence, engines=seen.engines)
+        evidence = replace(evidence, engines=seen.engines, engines_at=now)
+    elif evidence.engines_at is not None and now.watched - evidence.engines_at.watched > _ages(rules):
+        evidence = replace(evidence, engines=(), engines_at=None)
     return _stopping(evidence, seen, now, rules)
+
+
+def _ages(rules: Rules) -> float:
+    """Seconds after which what fault tolerance said last is no longer how things are."""
+    return rules.answer_within_s + rules.interval_s
 
 
 def _connection(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
     if seen.contact:
-        evidence = replace(evidence, contact=now, broken=None, broken_detail="")
+        evidence = replace(evidence, contact=now, broken=None, broken_detail="", blind="")
     elif seen.contact is False:
         # The question in flight died with the connection, and the server's word is old.
         evidence = replace(
             evidence,
             broken=evidence.broken or now,
             broken_detail=seen.detail,
+            blind="",
             health=None,
             # Whoever comes up next may not know the name yet; that is a start, not a drain.
             name_known=False,
@@ -86,7 +97,12 @@ def _connection(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
             engines=(),
             maintenance=None,
         )
+    if seen.turned_away:
+        # What was known of the server is old from here on, and the question in flight is taken back.
+        blind = "" if seen.contact else seen.detail or "we could not ask"
+        evidence = replace(evidence, health=None, asked=None, blind=blind, turned_away=seen.detail or "turned away")
     if seen.health is not None:
+        evidence = replace(evidence, turned_away="")
         known = evidence.name_known or seen.health is not HealthStatus.SERVICE_UNKNOWN
         evidence = replace(evidence, health=seen.health, name_known=known)
         if seen.health is HealthStatus.SERVING:

@@ -59,6 +59,10 @@ class Evidence:
     #: The connection was refused or broke, and no answer came since.
     broken: Mark | None = None
     broken_detail: str = ""
+    #: Why we could not ask at all; a fault of ours, which says nothing of the worker.
+    blind: str = ""
+    #: What was said instead of a health status: we may not ask, or there is nobody to ask.
+    turned_away: str = ""
     health: HealthStatus | None = None
     #: The health service once knew the name that is watched.
     name_known: bool = False
@@ -91,6 +95,8 @@ class Evidence:
     #: The worker's /metrics page is read, and counts tokens.
     metrics: bool = False
     engines: tuple[EngineHealth, ...] = ()
+    #: When fault tolerance last told of them.
+    engines_at: Mark | None = None
 
     @property
     def stopping(self) -> bool:
@@ -129,6 +135,8 @@ def judge(seen: Evidence, rules: Rules, now: Mark) -> tuple[Rungs, Reason | None
             return rungs, reason
     if rules.ready_rung is Rung.WARM and rungs.warm.holds is False:
         return rungs, Reason.NOT_WARM
+    if seen.turned_away and not seen.blind:
+        return rungs, Reason.UNPROVABLE
     return rungs, Reason.STARTING if seen.answered is None else Reason.UNKNOWN
 
 
@@ -148,6 +156,8 @@ def _reachable(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reas
     if seen.broken is not None:
         why = seen.broken_detail or "the connection was refused or broke"
         return RungState(holds=False, proved_at=at, proof="answer", why=why), Reason.UNREACHABLE
+    if seen.blind:
+        return RungState(proved_at=at, proof="answer", why=seen.blind), None
     if seen.contact is None:
         return RungState(why="not asked yet"), None
     silence = now.watched - seen.contact.watched
@@ -226,6 +236,8 @@ def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reas
         return state(False, f"a round trip has been waiting for {waiting:.1f} s"), Reason.ENGINE_SILENT
     if seen.round_trips_unsupported:
         return state(None, "this worker's version has no round trip; a canary or its /metrics could prove it"), None
+    if seen.asked is not None:
+        return state(None, f"a round trip has been waiting for {waiting:.1f} s"), None
     return state(None, "not asked yet" if proof.mark is None else "the proof is stale"), None
 
 

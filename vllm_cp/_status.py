@@ -80,7 +80,9 @@ def meaning(code: grpc.StatusCode, detail: str | None, *, target: str, method: s
     if any(mark in said for mark in _TOO_LARGE):
         return made(e.TooLarge)
     if "metadata from plugin failed" in said or "from plugin failed with error" in said:
-        return made(e.CredentialsRejected)
+        ours = made(e.CredentialsRejected)
+        ours.sent = False
+        return ours
     if code is grpc.StatusCode.UNIMPLEMENTED:
         if "compressed" in said:
             return e.InvalidArgument(*args, "the server takes no compressed messages")
@@ -90,7 +92,9 @@ def meaning(code: grpc.StatusCode, detail: str | None, *, target: str, method: s
     if code is grpc.StatusCode.UNAVAILABLE:
         if "Generation is paused" in said:
             return made(e.NotAdmitting)
-        if any(mark in said.lower() for mark in _TLS):
+        # A worker may be called llama-tls: its own name is no sign of TLS.
+        low = said.lower().replace(target.rpartition(":")[0].lower() or target.lower(), "")
+        if "dns resolution failed" not in low and any(mark in low for mark in _TLS):
             return e.TlsFailed(*args, tls_hint(said))
     if code is grpc.StatusCode.INTERNAL and "inconsistent results across engines" in said:
         return made(e.RanksDisagree)

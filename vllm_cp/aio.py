@@ -36,7 +36,8 @@ class AsyncControlClient:
     """One worker's control plane for asyncio: the same names and signatures as ``ControlClient``.
 
     The client may be made anywhere and used from several event loops, one after another (two ``asyncio.run`` calls)
-    or side by side: each loop gets its own channel. Not usable in a forked child. Close it, or use ``async with``.
+    or side by side: each loop gets its own channel, and ``close`` ends what is in flight on the loop it runs on. Not
+    usable in a forked child. Close it, or use ``async with``.
     """
 
     def __init__(self, target: str | Connection = DEFAULT_TARGET, /, *, on_rpc: RpcHook | None = None) -> None:
@@ -328,6 +329,9 @@ class AsyncControlClient:
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
+            # A channel keeps its loop alive, so the channels of loops that are over are dropped by hand.
+            for over in [known for known in self._lines if known.is_closed()]:
+                del self._lines[over]
             line = self._lines[loop] = _Line(_channel.aio_channel(self._desk.connection))
         return line
 

@@ -56,6 +56,8 @@ class ControlError(Exception):
         hint: what to do about it; may be empty.
     """
 
+    #: Whether the call left this process. False: the fault is ours, and says nothing of the worker.
+    sent = True
     #: One short clause, used when the server said nothing.
     meaning = "the call failed"
 

@@ -28,7 +28,12 @@ from vllm_cp.models.ladder import Rung
 from vllm_cp.models.probe import Answer, EngineHealth, EngineMetrics, RoundTrip
 from vllm_cp.models.server import ServerInfo
 
-__all__ = ["MUTE", "Clock", "Observer"]
+__all__ = ["CANARY", "MUTE", "ROUND_TRIP_S", "Clock", "Observer"]
+
+#: A question to a frozen engine queues there, so it is not given up and asked again. Seconds.
+ROUND_TRIP_S = 600.0
+#: One token id: shorter than any block, so that a canary leaves nothing in the prefix cache.
+CANARY = (1,)
 
 #: What is seen of a port that is open while nobody answers behind it.
 MUTE = "the port accepts calls and answers none"
@@ -71,6 +76,8 @@ class Observer:
         self._last_contact: float | None = None
         #: The instance that was found to have no round trips.
         self._without_round_trips: str | None = None
+        #: The instance that the last canary was sent to.
+        self._canaried: tuple[str | None] | None = None
 
     def feed(self, **seen: Any) -> tuple[Transition, ...]:
         """One observation, stamped now; fields as in ``Observation``. Without any: time passes."""
@@ -99,10 +106,16 @@ class Observer:
 
     @property
     def wants_canary(self) -> bool:
-        """No generation was seen to finish on this instance, and nothing speaks against sending one."""
+        """None was sent to this instance, no generation was seen to finish on it, and nothing speaks against one."""
+        sent = self._canaried == (self.state.instance_id,)
+        return self.state.evidence.generated is None and not sent and self.admits_canary
+
+    @property
+    def admits_canary(self) -> bool:
+        """The worker takes requests, as far as it can be known, and does not stop."""
         seen, rungs = self.state.evidence, self.state.rungs
         held = rungs[rungs.provable(Rung.SERVING if seen.round_trips_unsupported else Rung.ADMITTING)].holds
-        return seen.generated is None and bool(held) and not seen.stopping
+        return bool(held) and not seen.stopping
 
     def tick(self) -> tuple[Transition, ...]:
         """Time passes."""
@@ -130,7 +143,7 @@ class Observer:
             riddle = isinstance(answer, TlsFailed) and answer.hint
             detail = f"{answer.meaning}: {answer.hint}" if riddle else answer.detail or answer.meaning
             return self.feed(contact=False, began=began, detail=detail)
-        return self.feed(contact=True, detail=str(answer))
+        return self._turned_away(answer)
 
     def stream_ended(self) -> tuple[Transition, ...]:
         """The health stream ended with status OK."""
@@ -154,6 +167,11 @@ class Observer:
         elif isinstance(answer, NotSupported):
             trip = RoundTrip(answer=Answer.UNSUPPORTED)
             self._without_round_trips = self.state.instance_id
+        elif not answer.sent:
+            return self._turned_away(answer)
+        elif not isinstance(answer, OutOfTime | WorkerUnreachable):
+            # Not for us to ask: nothing here proves the engines, and nothing accuses them. It is asked again.
+            trip = RoundTrip(answer=Answer.UNSUPPORTED, detail=answer.detail)
         else:
             # Out of time or unreachable: whether the *port* is gone is for a Check to say, not for a question that
             # may have waited for a frozen engine.
@@ -169,10 +187,11 @@ class Observer:
             return self.feed(contact=True, instance_id=answer.instance_id)
         if isinstance(answer, WorkerUnreachable | OutOfTime):
             return self.feed()
-        return self.feed(contact=True)
+        return self.feed(contact=True) if answer.sent else self.feed()
 
     def canary(self, answer: Generated | ControlError) -> tuple[Transition, ...]:
         """The end of a generation of ours. Only one that finished proves anything."""
+        self._canaried = (self.state.instance_id,)
         if isinstance(answer, Generated) and answer.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
             self._prove("canary")
             return self.feed(contact=True, canary=True)
@@ -187,6 +206,9 @@ class Observer:
         """The worker's fault-tolerance status."""
         self._prove("fault_tolerance")
         return self.feed(engines=engines)
+
+    def _turned_away(self, answer: ControlError) -> tuple[Transition, ...]:
+        return self.feed(contact=True if answer.sent else None, turned_away=True, detail=str(answer))
 
     def _prove(self, check: str) -> None:
         self.proofs[check] = self.clock.wall()

@@ -20,16 +20,12 @@ from vllm_cp.episodes import Rules, WorkerState
 from vllm_cp.errors import ClientClosed, ControlError
 from vllm_cp.models.ladder import Rung, Rungs
 from vllm_cp.models.startup import Startup
-from vllm_cp.observer import Clock, Observer
+from vllm_cp.observer import CANARY, ROUND_TRIP_S, Clock, Observer
 
 __all__ = ["AsyncLadder", "Ladder", "Progress"]
 
-#: A question to a frozen engine queues there, so it is not given up and asked again.
-ROUND_TRIP_S = 600.0
 #: How long one look waits for the engines; a later look collects an answer that takes longer.
 PATIENCE_S = 1.0
-#: One token id: shorter than any block, so that a canary leaves nothing in the prefix cache.
-CANARY = (1,)
 
 
 class Ladder:
@@ -50,6 +46,7 @@ class Ladder:
         self._observer.feed(canaries=canary)
         self._service = service
         self._canary = canary
+        self._canary_s = self._observer.state.rules.answer_within_s
         self._asked = 0.0
         self._answers: list[bool | ControlError] = []
         self._answered = threading.Event()
@@ -85,7 +82,7 @@ class Ladder:
         if self._pending and self._answered.wait(PATIENCE_S):
             self._collect()
         if self._canary and observer.wants_canary:
-            observer.canary(_outcome(lambda: self._client.generate(CANARY)))
+            observer.canary(_outcome(lambda: self._client.generate(CANARY, timeout_s=self._canary_s)))
         observer.tick()
         return observer.state.rungs
 
@@ -114,7 +111,7 @@ class Ladder:
 
         Call it when the worker is started; of one that is up already no clock can be read. Raises OutOfTime.
         """
-        self._canary = True
+        self._canary, self._canary_s = True, deadline_s
         self._observer.feed(canaries=True)
         self.wait_until(Rung.WARM, deadline_s, every_s=every_s)
         return self.state.startup
@@ -158,6 +155,7 @@ class AsyncLadder:
         self._observer.feed(canaries=canary)
         self._service = service
         self._canary = canary
+        self._canary_s = self._observer.state.rules.answer_within_s
         self._asked = 0.0
         self._pending: asyncio.Task[bool | ControlError] | None = None
 
@@ -197,7 +195,7 @@ class AsyncLadder:
             await asyncio.wait({self._pending}, timeout=PATIENCE_S)
             self._collect()
         if self._canary and observer.wants_canary:
-            observer.canary(await _aoutcome(self._client.generate(CANARY)))
+            observer.canary(await _aoutcome(self._client.generate(CANARY, timeout_s=self._canary_s)))
         observer.tick()
         return observer.state.rungs
 
@@ -219,7 +217,7 @@ class AsyncLadder:
 
     async def measure_startup(self, deadline_s: float, *, every_s: float = 0.1) -> Startup:
         """The clocks of a start; see ``Ladder.measure_startup``."""
-        self._canary = True
+        self._canary, self._canary_s = True, deadline_s
         self._observer.feed(canaries=True)
         await self.wait_until(Rung.WARM, deadline_s, every_s=every_s)
         return self.state.startup

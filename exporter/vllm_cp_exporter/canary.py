@@ -7,15 +7,11 @@ from collections.abc import Callable
 
 from vllm_cp import AsyncControlClient, ControlError, OutOfTime
 from vllm_cp.models.generated import Generated
-from vllm_cp.models.ladder import Rung
 from vllm_cp.models.probe import EngineMetrics
-from vllm_cp.observer import Observer
+from vllm_cp.observer import CANARY, Observer
 from vllm_cp_exporter.config import Canary
 
 __all__ = ["Canaries"]
-
-#: Shorter than any block, so that it leaves nothing in the prefix cache.
-_PROMPT = (1,)
 
 
 class Canaries:
@@ -44,7 +40,7 @@ class Canaries:
         self._sent += 1
         answer: Generated | ControlError
         try:
-            answer = await client.generate(_PROMPT, request_id=request_id, rank=rank, timeout_s=self._timeout_s)
+            answer = await client.generate(CANARY, request_id=request_id, rank=rank, timeout_s=self._timeout_s)
         except ControlError as error:
             answer = error
             if isinstance(error, OutOfTime):
@@ -54,12 +50,10 @@ class Canaries:
     def _due(self) -> bool:
         if self._mode is Canary.OFF:
             return False
-        state, page = self._observer.state, self._page()
-        if self._mode is Canary.ONCE and state.evidence.generated is not None:
-            return False
+        page = self._page()
         idle = page is not None and page.running == 0 and page.waiting == 0
-        rung = Rung.SERVING if state.evidence.round_trips_unsupported else Rung.ADMITTING
-        return idle and bool(state.rungs[rung].holds) and not state.evidence.stopping
+        once = self._mode is Canary.ONCE
+        return idle and (self._observer.wants_canary if once else self._observer.admits_canary)
 
 
 async def _abort(client: AsyncControlClient, request_id: str) -> None:

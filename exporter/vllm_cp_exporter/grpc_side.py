@@ -25,7 +25,7 @@ from vllm_cp import (
     TlsFailed,
     WorkerUnreachable,
 )
-from vllm_cp.observer import Observer
+from vllm_cp.observer import ROUND_TRIP_S, Observer
 from vllm_cp_exporter.canary import Canaries
 from vllm_cp_exporter.dials import Dials
 from vllm_cp_exporter.observe import read_facts
@@ -37,8 +37,6 @@ __all__ = ["GrpcSide"]
 
 log = logging.getLogger("vllm_cp_exporter.watch")
 
-#: A question to a frozen engine queues there, so it is not given up and asked again.
-_ROUND_TRIP_S = 600.0
 #: After a stream broke, how long a new call may take before the worker counts as unreachable.
 _CONFIRM_S = 1.0
 #: Between two dials: in the first minute of an outage, and later.
@@ -126,6 +124,10 @@ class GrpcSide:
             if end is not None and now - redialled > _REDIAL_S:
                 redialled = now
                 continue
+            if isinstance(answer, HealthStatus) and end is None:
+                # A server without a Watch for us: Checks go on at the pace of all questions.
+                await asyncio.sleep(jittered(self._interval))
+                continue
             if isinstance(answer, WorkerUnreachable):
                 # A channel that could not connect waits before it dials again, for longer than we do.
                 await self._renew_client()
@@ -205,7 +207,7 @@ class GrpcSide:
         limit = self._observer.state.rules.answer_within_s + _SOON_S
         overdue = asyncio.get_running_loop().call_later(limit, self._observer.tick)
         try:
-            answer: bool | ControlError = await self._client.is_paused(timeout_s=_ROUND_TRIP_S)
+            answer: bool | ControlError = await self._client.is_paused(timeout_s=ROUND_TRIP_S)
         except ControlError as error:
             answer = error
         finally:
@@ -257,5 +259,5 @@ class GrpcSide:
 
     def _rpc(self, record: RpcRecord) -> None:
         self._metrics.rpc(record)
-        if record.method == "Health.Check" and record.code == "OK":
+        if record.method == "Health.Check" and record.code in ("OK", "NOT_FOUND"):
             self._observer.contact()

@@ -12,6 +12,7 @@ from vllm_cp.engine_page import read_page_async
 from vllm_cp.faults import AsyncFaultTolerance, HttpConnection
 from vllm_cp.models.probe import Answer, EngineMetrics, EngineState, RoundTrip
 from vllm_cp.observer import Observer
+from vllm_cp_exporter.dials import Dials
 from vllm_cp_exporter.pace import jittered
 
 __all__ = ["HttpSide"]
@@ -35,6 +36,7 @@ class HttpSide:
         interval_s: float,
         has_grpc: bool,
         gives_up_after_s: float,
+        dials: Dials,
         attempted: asyncio.Event,
         publish: Callable[[], None],
     ) -> None:
@@ -44,11 +46,12 @@ class HttpSide:
         self._interval = interval_s
         self._has_grpc = has_grpc
         self._gives_up_after = gives_up_after_s
+        self._dials = dials
         self._attempted = attempted
         self._publish = publish
         self._page: tuple[float, EngineMetrics] | None = None
-        #: Unix seconds at which each unhealthy engine dies unless it is told to retry.
-        self.gives_up_at: dict[int, float] = {}
+        self._gives_up: dict[int, float] = {}
+        self._counting: str | None = None
         if not has_grpc:
             # Fault tolerance and health know no round trip; the token counters may prove what they do not.
             observer.feed(round_trip=RoundTrip(answer=Answer.UNSUPPORTED))
@@ -59,6 +62,13 @@ class HttpSide:
         if self._page is None or time.monotonic() - self._page[0] > 3 * self._interval:
             return None
         return self._page[1]
+
+    @property
+    def gives_up_at(self) -> dict[int, float]:
+        """Unix seconds at which each unhealthy engine dies unless it is told to retry."""
+        engines = self._observer.state.evidence.engines
+        ill = {each.engine for each in engines if each.state is EngineState.UNHEALTHY}
+        return {engine: at for engine, at in self._gives_up.items() if engine in ill}
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What has to run, all at once, until cancelled."""
@@ -77,6 +87,9 @@ class HttpSide:
     async def _read_pages(self) -> None:
         while True:
             pause = self._interval
+            if self._observer.state.evidence.broken is not None:  # nobody there; its health says when it is back
+                await asyncio.sleep(jittered(pause))
+                continue
             try:
                 page = await read_page_async(self._client)
             except NotSupported:
@@ -95,6 +108,9 @@ class HttpSide:
     async def _read_faults(self) -> None:
         while True:
             pause = self._interval
+            if self._observer.state.evidence.broken is not None:
+                await asyncio.sleep(jittered(pause))
+                continue
             try:
                 status = await self._client.status()
             except NotSupported:
@@ -108,18 +124,16 @@ class HttpSide:
             await asyncio.sleep(jittered(pause))
 
     def _count_down(self, unhealthy: set[int]) -> None:
-        now = self._observer.clock.wall()
-        known = self.gives_up_at
-        self.gives_up_at = {engine: known.get(engine, now + self._gives_up_after) for engine in sorted(unhealthy)}
+        now, instance = self._observer.clock.wall(), self._observer.state.instance_id
+        known = self._gives_up if instance == self._counting else {}
+        self._counting = instance
+        self._gives_up = {engine: known.get(engine, now + self._gives_up_after) for engine in sorted(unhealthy)}
 
     async def _ask_health(self) -> None:
         down_since: float | None = None
         while True:
             began = self._observer.clock.monotonic()
-            try:
-                answer: HealthStatus | ControlError = await self._client.health()
-            except ControlError as error:
-                answer = error
+            answer = await (self._health() if down_since is None and self._attempted.is_set() else self._dial())
             self._observer.health(answer, began=began)
             self._attempted.set()
             self._publish()
@@ -127,7 +141,18 @@ class HttpSide:
             if isinstance(answer, ControlError):
                 now = time.monotonic()
                 down_since = now if down_since is None else down_since
-                pause = _REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S
+                early = now - down_since < _FIRST_MINUTE_S
+                pause = min(_REDIAL_S, self._interval) if early else _REDIAL_LATER_S
             else:
                 down_since = None
-            await asyncio.sleep(jittered(min(pause, self._interval)))
+            await asyncio.sleep(jittered(pause))
+
+    async def _dial(self) -> HealthStatus | ControlError:
+        async with self._dials:
+            return await self._health()
+
+    async def _health(self) -> HealthStatus | ControlError:
+        try:
+            return await self._client.health()
+        except ControlError as error:
+            return error

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = b""
+        # The last save of all may come while one is still under way in its thread.
+        self._one_at_a_time = threading.Lock()
         #: Workers that were not discovered yet since the start. They stay in the file until it is sure who is there.
         self._unclaimed: dict[str, Remembered] = {}
         #: Whether the last reading and the last writing succeeded; told as ``state_file_ok``.
@@ -80,6 +83,10 @@ class StateFile:
 
     def save(self, snapshot: Snapshot) -> None:
         """Write what is worth keeping. Does nothing when nothing changed; never raises."""
+        with self._one_at_a_time:
+            self._save(snapshot)
+
+    def _save(self, snapshot: Snapshot) -> None:
         document = _document(snapshot)
         kept = {key: _kept(one.memory, one.episodes) for key, one in tuple(self._unclaimed.items())}
         document["workers"] = kept | document["workers"]

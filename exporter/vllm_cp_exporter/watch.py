@@ -86,6 +86,7 @@ class Watcher:
                     interval_s=settings.probe_interval_s,
                     has_grpc=config.connection is not None,
                     gives_up_after_s=settings.engine_recovery_timeout_s,
+                    dials=self._dials,
                     attempted=self.attempted,
                     publish=self._publish,
                 )

@@ -285,3 +285,11 @@ def black_hole(target: str) -> Iterator[tuple[str, Callable[[], None]]]:
             end.close()
         for thread in threads:
             thread.join(5)
+
+
+def test_loops_that_are_over_leave_no_connection(worker: FakeWorker) -> None:
+    """A client used in one asyncio.run after another keeps the connection of the running loop alone."""
+    client = AsyncControlClient(worker.target)
+    for _ in range(6):
+        asyncio.run(client.check())
+    assert len(client._lines) == 1

@@ -188,7 +188,8 @@ def test_fault_tolerance_retries() -> None:
     """An engine that fault tolerance calls unhealthy is a fault, and the same instance healthy again was retried."""
     story = Story().at(0, contact=True, health=SERVING, round_trip=UNSUPPORTED)
     story.at(5, contact=True, engines=engines(EngineState.HEALTHY, EngineState.HEALTHY))
-    story.at(10, contact=True, engines=engines(EngineState.HEALTHY, EngineState.UNHEALTHY)).talks(20)
+    for second in range(10, 42, 4):
+        story.at(second, contact=True, engines=engines(EngineState.HEALTHY, EngineState.UNHEALTHY))
     assert (story.faults, story.state.reason) == ({"ft_unhealthy": 1}, Reason.FT_UNHEALTHY)
     story.at(42, contact=True, engines=engines(EngineState.HEALTHY, EngineState.HEALTHY)).talks(60)
     assert story.ends == {"retried": 1}

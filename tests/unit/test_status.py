@@ -265,3 +265,13 @@ def test_the_tree_is_the_one_that_is_documented() -> None:
     drawn = errors.__doc__ or ""
     assert all(name in drawn for name in errors.__all__)
     assert len({kind.meaning for kind in ERRORS}) == len(ERRORS)
+
+
+def test_a_name_is_no_sign_of_tls() -> None:
+    """A worker called llama-tls whose name does not resolve is unreachable, and no matter of certificates."""
+    detail = "DNS resolution failed for llama-tls.ml.svc:8001: C-ares status is not ARES_SUCCESS"
+    refused = "failed to connect to all addresses; last error: llama-tls.ml.svc:8001: Connection refused"
+    target = "llama-tls.ml.svc:8001"
+    for said in (detail, refused):
+        error = _status.meaning(grpc.StatusCode.UNAVAILABLE, said, target=target, method="Health.Check")
+        assert type(error) is errors.WorkerUnreachable
