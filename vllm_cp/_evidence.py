@@ -50,6 +50,13 @@ class Observation:
     detail: str = ""
 
 
+def _with(evidence: Evidence, **facts: object) -> Evidence:
+    """The same evidence where it says so already: most looks bring nothing new, and a copy of all of it is not free."""
+    if all(getattr(evidence, name) is fact for name, fact in facts.items()):
+        return evidence
+    return replace(evidence, **facts)  # type: ignore[arg-type]  # names and types are those of the fields
+
+
 def take(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) -> Evidence:
     """The evidence after one observation."""
     if seen.moved:
@@ -102,11 +109,9 @@ def _connection(evidence: Evidence, seen: Observation, now: Mark) -> Evidence:
         blind = "" if seen.contact else seen.detail or "we could not ask"
         evidence = replace(evidence, health=None, asked=None, blind=blind, turned_away=seen.detail or "turned away")
     if seen.health is not None:
-        evidence = replace(evidence, turned_away="")
         known = evidence.name_known or seen.health is not HealthStatus.SERVICE_UNKNOWN
-        evidence = replace(evidence, health=seen.health, name_known=known)
-        if seen.health is HealthStatus.SERVING:
-            evidence = replace(evidence, ended=None)
+        ended = None if seen.health is HealthStatus.SERVING else evidence.ended
+        evidence = _with(evidence, turned_away="", health=seen.health, name_known=known, ended=ended)
     if seen.stream_ended and evidence.health is HealthStatus.NOT_SERVING:
         evidence = replace(evidence, ended=now)
     return evidence
@@ -161,9 +166,9 @@ def _stopping(evidence: Evidence, seen: Observation, now: Mark, rules: Rules) ->
     if seen.deleted is not None:
         evidence = replace(evidence, deleted=seen.deleted)
     if seen.health is HealthStatus.SERVING:
-        return replace(evidence, draining=False)
+        return _with(evidence, draining=False)
     if evidence.health is HealthStatus.SERVICE_UNKNOWN and evidence.name_known:
-        return replace(evidence, draining=True)
+        return _with(evidence, draining=True)
     waiting = now.watched - evidence.ended.watched if evidence.ended else 0.0
     if waiting > rules.drain_after_s and evidence.broken is None:
         return replace(evidence, draining=True)

@@ -13,7 +13,7 @@ from vllm_cp.models.health import HealthStatus
 from vllm_cp.models.ladder import Expect, Reason, Rung, Rungs, RungState
 from vllm_cp.models.probe import Answer, EngineHealth, EngineState, RoundTrip
 
-__all__ = ["Evidence", "Mark", "Rules", "judge", "silent_since"]
+__all__ = ["Evidence", "Mark", "Rules", "judge", "quiet_s", "silent_since"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +239,28 @@ def _answering(seen: Evidence, rules: Rules, now: Mark) -> tuple[RungState, Reas
     if seen.asked is not None:
         return state(None, f"a round trip has been waiting for {waiting:.1f} s"), None
     return state(None, "not asked yet" if proof.mark is None else "the proof is stale"), None
+
+
+def quiet_s(seen: Evidence, rules: Rules, watched: float) -> float:
+    """Seconds from ``watched`` on in which no evidence grows too old: what ``judge`` says stays so that long.
+
+    On the safe side. It is 0 where reasons tell a time that runs, or where something waits for the end of a window.
+    """
+    limit = rules.answer_within_s + rules.interval_s
+    proof = _proof(seen).mark
+    running = (seen.broken, seen.ended, seen.maintenance, seen.maintained)
+    if any(mark is not None for mark in running) or seen.contact is None:
+        return 0.0
+    ends = [seen.contact.watched + limit]
+    if seen.engines_at is not None:
+        ends.append(seen.engines_at.watched + limit)
+    if seen.asked is not None:
+        if proof is None or seen.asked.watched - proof.watched > limit:
+            return 0.0
+        ends.append(seen.asked.watched + rules.answer_within_s)
+    elif proof is not None:
+        ends.append(proof.watched + limit)
+    return max(0.0, min(ends) - watched)
 
 
 def _waiting(seen: Evidence, now: Mark) -> float:

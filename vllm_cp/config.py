@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm_cp._target import DEFAULT_PORT, Target, parse_target
 from vllm_cp.errors import ConfigError
+from vllm_cp.files import MEBIBYTE, read_file
 
 __all__ = ["DEFAULT_TARGET", "Connection", "Retry", "Tls"]
 
@@ -131,7 +132,7 @@ class Connection:
 def read_token(path: Path) -> str:
     """The bearer token in a file, without the line end. Raises ConfigError; the message never holds the token."""
     try:
-        token = path.read_text("ascii").strip()
+        token = read_file(path).decode("ascii").strip()
     except OSError as error:
         raise ConfigError(f"cannot read token file {os.fspath(path)!r}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -150,7 +151,7 @@ def _system_roots() -> Path | None:
 
 def _pem(what: str, path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_file(path, limit=16 * MEBIBYTE)
     except OSError as error:
         raise ConfigError(f"cannot read TLS {what} file {os.fspath(path)!r}: {error.strerror}") from None
     if b"-----BEGIN " not in data:

@@ -13,11 +13,11 @@ from types import MappingProxyType
 
 from vllm_cp._clocks import arrive, keep
 from vllm_cp._evidence import Observation, new_instance, take
-from vllm_cp._judge import Mark, Rules, judge, silent_since
+from vllm_cp._judge import Mark, Rules, judge, quiet_s, silent_since
 from vllm_cp._worker import Fault, Memory, Transition, TransitionKind, WorkerState
 from vllm_cp.models.episode import Cause, EndKind, Episode
 from vllm_cp.models.health import HealthStatus
-from vllm_cp.models.ladder import Reason, Rung, Rungs
+from vllm_cp.models.ladder import Reason, Rung, Rungs, RungState
 from vllm_cp.models.probe import Answer, EngineState
 from vllm_cp.models.startup import Startup
 
@@ -31,6 +31,7 @@ __all__ = [
     "TransitionKind",
     "WorkerState",
     "begin",
+    "quiet_until",
     "remember",
     "step",
 ]
@@ -38,6 +39,11 @@ __all__ = [
 
 #: More workers than this behind one name are not told from one that restarts.
 _REMEMBERED = 32
+_RUNGS = tuple(rung.value for rung in Rung)
+
+
+#: Characters of what was said at the first sign: a worker may say a great deal, and this is kept and logged.
+_LONGEST_DETAIL = 500
 
 
 def remember(state: WorkerState) -> Memory:
@@ -82,16 +88,29 @@ def step(state: WorkerState, seen: Observation) -> tuple[WorkerState, tuple[Tran
     if seen.instance_id is not None and state.instance_id not in (None, seen.instance_id):
         evidence = new_instance(evidence, unseen=state.instance_fresh)
     evidence = take(evidence, seen, now, state.rules)
-    new = replace(state, at=max(state.at, seen.at), watched=watched, evidence=evidence)
-    new = replace(new, arriving=arrive(new.arriving, state.evidence, new.evidence, now))
+    arriving = arrive(state.arriving, state.evidence, evidence, now)
+    new = replace(state, at=max(state.at, seen.at), watched=watched, evidence=evidence, arriving=arriving)
     new = _instance(new, seen, now, changes)
     process_start = seen.metrics.process_start if seen.metrics else None
-    new = replace(new, startup=keep(new.startup, new.evidence, process_start))
+    startup = keep(new.startup, new.evidence, process_start)
+    if startup is not new.startup:
+        new = replace(new, startup=startup)
     new = _verdict(new, now, changes)
     if state.evidence.health is not new.evidence.health:
         changes.insert(0, _health_changed(state.evidence.health, new.evidence.health, now))
     new = _fault(new, seen, now, changes)
     return new, tuple(changes)
+
+
+def quiet_until(state: WorkerState) -> float:
+    """Monotonic seconds until which time alone changes nothing: whoever lets it pass need not step before.
+
+    On the safe side: in a fault, or while a reason tells how long something has lasted, it is ``state.at``. Never more
+    than ``Rules.interval_s`` after that, for time is only watched where somebody looks.
+    """
+    if state.fault is not None:
+        return state.at
+    return state.at + min(state.rules.interval_s, quiet_s(state.evidence, state.rules, state.watched))
 
 
 def _health_changed(was: HealthStatus | None, status: HealthStatus | None, now: Mark) -> Transition:
@@ -114,6 +133,8 @@ def _instance(state: WorkerState, seen: Observation, now: Mark, changes: list[Tr
     if seen.instance_id is None:
         return state
     was, unbroken = state.instance_id, state.instance_fresh and not state.moved
+    if was == seen.instance_id and unbroken and state.arriving is None:
+        return state
     state = replace(state, instance_id=seen.instance_id, instance_fresh=True, moved=False)
     if was == seen.instance_id:
         return replace(state, arriving=None)
@@ -152,17 +173,24 @@ def _turns(state: WorkerState, was: str, now: Mark, changes: list[Transition]) -
 def _verdict(state: WorkerState, now: Mark, changes: list[Transition]) -> WorkerState:
     rungs, reason = judge(state.evidence, state.rules, now)
     stamped = {}
-    for rung, fresh in rungs:
-        old = state.rungs[rung]
+    for name in _RUNGS:
+        old, fresh = getattr(state.rungs, name), getattr(rungs, name)
         same = old.holds == fresh.holds and old.since is not None
-        stamped[rung.value] = replace(fresh, since=old.since if same else now.wall)
+        stamped[name] = RungState(
+            holds=fresh.holds,
+            provable=fresh.provable,
+            since=old.since if same else now.wall,
+            proved_at=fresh.proved_at,
+            proof=fresh.proof,
+            why=fresh.why,
+        )
         if old.holds != fresh.holds:
             changes.append(
                 Transition(
                     kind=TransitionKind.RUNG,
                     wall=now.wall,
-                    was=f"{rung.value}={_word(old.holds)}",
-                    now=f"{rung.value}={_word(fresh.holds)}",
+                    was=f"{name}={_word(old.holds)}",
+                    now=f"{name}={_word(fresh.holds)}",
                     detail=fresh.why,
                 )
             )
@@ -249,7 +277,7 @@ def _open(state: WorkerState, seen: Observation, now: Mark, changes: list[Transi
 def _detail(state: WorkerState) -> str:
     for _, rung in state.rungs:
         if rung.holds is False:
-            return rung.why
+            return rung.why[:_LONGEST_DETAIL]
     return ""
 
 

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_cp._profile_text import KV, MODEL, PARALLELISM, RANKS, RL, SCHEMA, SERVER, dumps, for_all_ranks, loads
 from vllm_cp.errors import ConfigError
+from vllm_cp.files import read_file
 from vllm_cp.models.profile import Allowed, Drift, DriftKind, Profile, Value
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _each_rank(profile: Profile, ranks: Iterable[str | int]) -> dict[str, Value]
 def load(path: Path) -> Profile:
     """Read a file. Raises ConfigError that names the file and the line."""
     try:
-        text = path.read_text("utf-8-sig")
+        text = read_file(path, pipes=True).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read lock file {os.fspath(path)!r}: {error.strerror}") from None
     except UnicodeDecodeError:

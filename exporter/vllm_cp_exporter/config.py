@@ -32,6 +32,10 @@ __all__ = [
 _HTTP_URL = re.compile(r"https?://[^\s,]+")
 
 
+#: Shorter pauses would only keep workers and this daemon busy with each other.
+SHORTEST_S = 0.05
+
+
 class Canary(str, Enum):
     """How often an idle worker is asked for one token, as proof that it generates. It needs the worker's HTTP URL."""
 
@@ -162,8 +166,8 @@ class ExporterConfig:
 
     def __post_init__(self) -> None:
         for name in ("probe_interval_s", "info_interval_s", "engine_recovery_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
+            if not getattr(self, name) >= SHORTEST_S:
+                raise ConfigError(f"{name} must be {SHORTEST_S} seconds or more, not {getattr(self, name)}")
         seen: set[str] = set()
         for worker in self.workers:
             if worker.key in seen:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_cp import ConfigError
+from vllm_cp.files import read_file
 
 if TYPE_CHECKING:
     import yaml
@@ -86,7 +87,7 @@ def _composed(document: Document) -> yaml.Node | None:
     except ImportError:
         raise ConfigError("a config file needs PyYAML: pip install 'vllm-cp[exporter]'") from None
     try:
-        text = document.path.read_text("utf-8")
+        text = read_file(document.path, pipes=True).decode("utf-8")
     except OSError as error:
         raise Mistakes((f"cannot read config file {str(document.path)!r}: {error.strerror}",)) from None
     except UnicodeDecodeError:

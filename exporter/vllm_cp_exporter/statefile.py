@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_cp.episodes import Memory, remember
+from vllm_cp.files import MEBIBYTE, read_file
 from vllm_cp.models.episode import Cause, EndKind, Episode
 from vllm_cp_exporter.snapshot import Snapshot
 
@@ -29,6 +30,10 @@ log = logging.getLogger("vllm_cp_exporter.statefile")
 
 _FORMAT = "vllm-cp-exporter-state"
 _VERSION = 1
+#: Characters of what is kept of what was said.
+_LONGEST_DETAIL = 500
+#: Unix seconds; the year 2286.
+_LATEST = 1e10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class StateFile:
     def load(self) -> dict[str, Remembered]:
         """What was kept, by worker key. Empty for a first start, and for a file that had to be set aside."""
         try:
-            return _workers(json.loads(self._path.read_bytes()))
+            return _workers(json.loads(read_file(self._path, limit=64 * MEBIBYTE)))
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -187,13 +192,21 @@ def _workers(document: Mapping[str, Any]) -> dict[str, Remembered]:
 def _read_episode(saved: Mapping[str, Any]) -> Episode:
     return Episode(
         cause=Cause(saved["cause"]),
-        start=_finite(saved["start"]),
+        start=_moment(saved["start"]),
         end=_number(saved["end"]),
         kind=EndKind(saved["kind"]) if saved["kind"] else None,
         duration_s=_number(saved["duration_s"]),
         instance_id=_text(saved["instance_id"]),
-        detail=str(saved["detail"]),
+        detail=str(saved["detail"])[:_LONGEST_DETAIL],
     )
+
+
+def _moment(value: Any) -> float:
+    """Unix seconds of this age of the world; a fault that began at the dawn of time would last for ever."""
+    at = _finite(value)
+    if not 0 <= at <= _LATEST:
+        raise ValueError(f"{at} is no moment in Unix seconds")
+    return at
 
 
 def _number(value: Any) -> float | None:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from vllm_cp import ConfigError
+from vllm_cp.files import read_file
 
 __all__ = ["ServerTls", "WebFile", "read_web_file"]
 
@@ -99,7 +100,7 @@ def read_web_file(path: Path) -> WebFile:
     import yaml
 
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read web config file {os.fspath(path)!r}: {_why(error)}") from None
     try:

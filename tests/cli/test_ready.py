@@ -51,7 +51,7 @@ TROUBLES: dict[str, tuple[Callable[[FakeWorker], None], str, int, list[bool | No
     ),
     "stopped": (lambda w: w.stop(), "unreachable", 3, [False] * 5),
     "frontend frozen": (lambda w: w.freeze(), "unreachable", 3, [False] * 5),
-    "denied": (lambda w: w.fail("Check", "PERMISSION_DENIED", "RBAC"), "starting", 4, [True, None, None, None, None]),
+    "denied": (lambda w: w.fail("Check", "PERMISSION_DENIED", "RBAC"), "unprovable", 4, [True, None, None, None, None]),
 }
 
 

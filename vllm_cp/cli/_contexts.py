@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_cp.cli._text import plain
+from vllm_cp.files import read_file
 
 __all__ = ["BrokenFileError", "Store", "file_path", "known_names", "load", "locked", "save"]
 
@@ -61,7 +62,7 @@ def file_path() -> Path | None:
 def load(path: Path) -> Store:
     """The file's contents, empty when there is no file. Raises BrokenFileError."""
     try:
-        text = path.read_bytes().decode()
+        text = read_file(path).decode()
     except FileNotFoundError:
         return Store(path, None, {})
     except OSError as error:

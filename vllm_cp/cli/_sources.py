@@ -141,7 +141,7 @@ def _names(texts: Sequence[str], patience_s: float) -> list[_Source]:
     names = []
     for text in dict.fromkeys(texts):
         name, colon, port = text.rpartition(":")
-        if not colon:
+        if text and not colon:
             names.append(DnsName(name=text, kind=DnsKind.SRV))
             continue
         if not (name and port.isascii() and port.isdigit()):

@@ -51,6 +51,7 @@ from vllm_cp.discovery.base import (
     TargetSet,
 )
 from vllm_cp.errors import ConfigError
+from vllm_cp.files import MEBIBYTE, read_file
 
 __all__ = ["FileDiscoverer"]
 
@@ -180,7 +181,7 @@ class FileDiscoverer:
             settled = file.targets is not None and not any(target.problem for target in file.targets)
             if stamp == file.stamp and settled:
                 return file
-            content = Path(name).read_bytes()
+            content = read_file(Path(name), limit=64 * MEBIBYTE)
         except OSError as error:
             return _File(targets=file.targets, error=f"cannot read it: {error.strerror}")
         digest = hashlib.sha256(content).digest()

@@ -30,6 +30,8 @@ class Rung(str, Enum):
 
 
 _ORDER = list(Rung)
+#: Each rung and those below it, highest first, with their names: asked at every look at every worker.
+_DOWN_FROM = {rung: [(each, each.value) for each in reversed(_ORDER[: rung.height + 1])] for rung in Rung}
 
 
 class Reason(str, Enum):
@@ -106,7 +108,7 @@ class Rungs:
 
     def provable(self, wanted: Rung) -> Rung:
         """``wanted``, or the highest rung below it that this worker can prove at all."""
-        for rung in reversed(_ORDER[: wanted.height + 1]):
-            if self[rung].provable:
+        for rung, name in _DOWN_FROM[wanted]:
+            if getattr(self, name).provable:
                 return rung
         return Rung.REACHABLE
