@@ -51,6 +51,8 @@ def _options(connection: Connection) -> list[tuple[str, Any]]:
         ("grpc.min_reconnect_backoff_ms", 5000),
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.enable_http_proxy", int(connection.proxy)),
+        # Messages here are small: no need to measure, with a ping for every few calls, how much fits on the way.
+        ("grpc.http2.bdp_probe", 0),
         # Retrying is ours: we know which calls are safe.
         ("grpc.enable_retries", 0),
         ("grpc.service_config_disable_resolution", 1),

@@ -20,7 +20,7 @@ from vllm_cp_exporter.column import Column
 from vllm_cp_exporter.negotiate import Form
 from vllm_cp_exporter.parts import Known, Parts
 from vllm_cp_exporter.row import Row
-from vllm_cp_exporter.writer import Who, Writer, escaped, footer, header, sample_line
+from vllm_cp_exporter.writer import Who, Writer, footer, header, sample_line
 
 __all__ = ["Exposition"]
 
@@ -63,8 +63,7 @@ class _Table:
     def __init__(self, rows: Sequence[Row[Any]], identity: tuple[str, ...]) -> None:
         self.rows = rows
         self._labels = [(*identity, *row.labels) for row in rows]
-        # In the order in which labels are written.
-        self._order = sorted(range(len(identity)), key=identity.__getitem__)
+        self._identity = identity
         self._writers = [Writer(row, identity) for row in rows]
         self._columns = [Column() for _ in rows]
         self._parts = Parts(rows)
@@ -144,6 +143,6 @@ class _Table:
         for place in alike:
             self._subjects[place] = None
         self._keys, self._again, self._alike = keys, {}, alike
-        self._who = [tuple(escaped(named[at]) for at in self._order) for named in cleaned]
+        self._who = [Who(self._identity, named) for named in cleaned]
         for column in self._columns:
             column.arrange(places)

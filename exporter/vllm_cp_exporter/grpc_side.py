@@ -29,7 +29,7 @@ from vllm_cp.observer import ROUND_TRIP_S, Observer
 from vllm_cp_exporter.canary import Canaries
 from vllm_cp_exporter.dials import Dials
 from vllm_cp_exporter.observe import read_facts
-from vllm_cp_exporter.pace import jittered, wait
+from vllm_cp_exporter.pace import jittered, rest, wait
 from vllm_cp_exporter.selfmetrics import SelfMetrics
 from vllm_cp_exporter.snapshot import Facts
 
@@ -126,13 +126,13 @@ class GrpcSide:
                 continue
             if isinstance(answer, HealthStatus) and end is None:
                 # A server without a Watch for us: Checks go on at the pace of all questions.
-                await asyncio.sleep(jittered(self._interval))
+                await rest(jittered(self._interval))
                 continue
             if isinstance(answer, WorkerUnreachable):
                 # A channel that could not connect waits before it dials again, for longer than we do.
                 await self._renew_client()
             down_since = now if down_since is None else down_since
-            await asyncio.sleep(jittered(_REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S))
+            await rest(jittered(_REDIAL_S if now - down_since < _FIRST_MINUTE_S else _REDIAL_LATER_S))
 
     async def _dial(self, after: _End | None) -> HealthStatus | ControlError:
         async with self._dials:

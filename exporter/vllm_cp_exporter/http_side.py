@@ -13,7 +13,7 @@ from vllm_cp.faults import AsyncFaultTolerance, HttpConnection
 from vllm_cp.models.probe import Answer, EngineMetrics, EngineState, RoundTrip
 from vllm_cp.observer import Observer
 from vllm_cp_exporter.dials import Dials
-from vllm_cp_exporter.pace import jittered
+from vllm_cp_exporter.pace import jittered, rest
 
 __all__ = ["HttpSide"]
 
@@ -88,7 +88,7 @@ class HttpSide:
         while True:
             pause = self._interval
             if self._observer.state.evidence.broken is not None:  # nobody there; its health says when it is back
-                await asyncio.sleep(jittered(pause))
+                await rest(jittered(pause))
                 continue
             try:
                 page = await read_page_async(self._client)
@@ -103,13 +103,13 @@ class HttpSide:
                     # Without GetServerInfo the process's start tells one instance from the next.
                     self._observer.feed(instance_id=f"started-{page.process_start:.2f}")
                 self._publish()
-            await asyncio.sleep(jittered(pause))
+            await rest(jittered(pause))
 
     async def _read_faults(self) -> None:
         while True:
             pause = self._interval
             if self._observer.state.evidence.broken is not None:
-                await asyncio.sleep(jittered(pause))
+                await rest(jittered(pause))
                 continue
             try:
                 status = await self._client.status()
@@ -121,7 +121,7 @@ class HttpSide:
                 self._observer.fault_tolerance(status.engines)
                 self._count_down({e.engine for e in status.engines if e.state is EngineState.UNHEALTHY})
                 self._publish()
-            await asyncio.sleep(jittered(pause))
+            await rest(jittered(pause))
 
     def _count_down(self, unhealthy: set[int]) -> None:
         now, instance = self._observer.clock.wall(), self._observer.state.instance_id
@@ -145,7 +145,7 @@ class HttpSide:
                 pause = min(_REDIAL_S, self._interval) if early else _REDIAL_LATER_S
             else:
                 down_since = None
-            await asyncio.sleep(jittered(pause))
+            await rest(jittered(pause))
 
     async def _dial(self) -> HealthStatus | ControlError:
         async with self._dials:

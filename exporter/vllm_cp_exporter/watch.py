@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from vllm_cp import ConfigError
-from vllm_cp.episodes import Transition, TransitionKind
+from vllm_cp.episodes import Transition, TransitionKind, quiet_until
 from vllm_cp.models.episode import Episode
 from vllm_cp.models.probe import EngineMetrics
 from vllm_cp.observer import Clock, Observer
@@ -20,6 +20,7 @@ from vllm_cp_exporter.dials import Dials
 from vllm_cp_exporter.grpc_side import GrpcSide
 from vllm_cp_exporter.http_side import HttpSide
 from vllm_cp_exporter.kvwatch import KvWatch
+from vllm_cp_exporter.pace import rest
 from vllm_cp_exporter.selfmetrics import SelfMetrics
 from vllm_cp_exporter.snapshot import Board, Facts, WorkerView
 from vllm_cp_exporter.statefile import Remembered
@@ -196,9 +197,12 @@ class Watcher:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(min(1.0, self._settings.probe_interval_s / 5))
+            pace = min(1.0, self._settings.probe_interval_s / 5)
+            await rest(pace)
             self.last_tick = time.time()
-            self._observer.tick()
+            # Most of the time answers come more often than ticks are needed; the next tick may be late, too.
+            if self._observer.clock.monotonic() + 2 * pace > quiet_until(self._observer.state):
+                self._observer.tick()
 
     def _page(self) -> EngineMetrics | None:
         return self._http.page if self._http is not None else None

@@ -15,11 +15,9 @@ from vllm_cp_exporter.collector import clean
 from vllm_cp_exporter.negotiate import OPENMETRICS, TEXT, Form
 from vllm_cp_exporter.row import Kind, Row
 
-__all__ = ["Who", "Writer", "escaped", "footer", "header", "number", "sample_line"]
+__all__ = ["Who", "Writer", "footer", "header", "number", "sample_line"]
 
 T = TypeVar("T")
-#: The escaped values of the labels that say which subject it is, in the order of the labels' names.
-Who = tuple[str, ...]
 #: The label values of each of a row's points; with its bounds and how many counts it has, for a histogram.
 Shape = tuple[tuple[Any, ...], ...]
 
@@ -29,6 +27,19 @@ _GENERATORS: dict[Form, Callable[[Any], bytes]] = {TEXT: generate_latest, OPENME
 _LAYOUTS = 256
 #: Stands for what differs; no label value holds it.
 _GAP = "\0"
+
+
+class Who:
+    """The labels that say which subject it is, as they are written."""
+
+    __slots__ = ("apart", "whole")
+
+    def __init__(self, identity: Iterable[str], values: Iterable[str]) -> None:
+        pairs = sorted(zip(identity, values, strict=True))
+        #: One text for each, in the order of their names.
+        self.apart = tuple(f'{label}="{_escaped(value)}"' for label, value in pairs)
+        #: All of them in one.
+        self.whole = (",".join(self.apart),)
 
 
 class _Families(list[Metric]):
@@ -62,14 +73,14 @@ def number(value: float) -> str:
     return known
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """A label value between its quotes."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def sample_line(sample: Sample) -> str:
     """One sample, whatever it is."""
-    labels = ",".join(f'{name}="{escaped(value)}"' for name, value in sorted(sample.labels.items()))
+    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items()))
     return (
         f"{sample.name}{{{labels}}} {number(sample.value)}\n" if labels else f"{sample.name} {number(sample.value)}\n"
     )
@@ -80,7 +91,14 @@ class Writer(Generic[T]):
 
     def __init__(self, row: Row[T], identity: tuple[str, ...]) -> None:
         self._row = row
+        self._read = row.read
+        self._histogram = row.kind == "histogram"
         self._identity = identity
+        among = sorted((*identity, *row.labels, *(("le",) if self._histogram else ())))
+        # Where no other label comes between them, those of the subject are one piece of text.
+        self._whole = bool(identity) and tuple(sorted(identity)) == tuple(
+            among[among.index(min(identity)) : among.index(max(identity)) + 1]
+        )
         #: The text of a row's points by their labels, with gaps in it for the subject and the number of each.
         self._layouts: dict[Shape, list[str]] = {}
 
@@ -89,17 +107,18 @@ class Writer(Generic[T]):
         try:
             shape: list[tuple[Any, ...]] = []
             values: list[Any] = []
-            for labels, value in self._row.read(subject):
+            for labels, value in self._read(subject):
                 shape.append(labels)
                 values.append(value)
             if not shape:
                 return b""
-            if self._row.kind == "histogram":
+            if self._histogram:
                 shape, values = _spread(shape, values)
             kept = tuple(shape)
             text = (self._layouts.get(kept) or self._laid_out(kept)).copy()
-            count, step, gap = len(values), 2 * len(who) + 2, 1
-            for part in who:
+            parts = who.whole if self._whole else who.apart
+            count, step, gap = len(values), 2 * len(parts) + 2, 1
+            for part in parts:
                 text[gap::step] = (part,) * count
                 gap += 2
             text[gap::step] = map(number, map(float, values))
@@ -132,8 +151,10 @@ class Writer(Generic[T]):
         return layout
 
     def _line(self, suffix: str, own: dict[str, str]) -> str:
-        texts = {**{label: escaped(value) for label, value in own.items()}, **dict.fromkeys(self._identity, _GAP)}
-        labels = ",".join(f'{label}="{text}"' for label, text in sorted(texts.items()))
+        texts = {label: f'{label}="{_escaped(value)}"' for label, value in own.items()}
+        # A label that stands for all of the subject's, or each for itself.
+        texts |= dict.fromkeys((min(self._identity),) if self._whole else self._identity, _GAP)
+        labels = ",".join(text for _, text in sorted(texts.items()))
         return f"{self._row.name}{suffix}{{{labels}}} {_GAP}\n" if labels else f"{self._row.name}{suffix} {_GAP}\n"
 
 
